@@ -101,9 +101,9 @@ def test_a_suite_holds_its_directory_until_its_results_are_written(bert_run, tmp
 def test_files_of_a_suite_that_are_not_there_or_do_not_fit_are_named(bert_run, tmp_path):
     arguments = ["glue", "--checkpoint", bert_run, "--out", tmp_path / "out", "--data"]
     refused(suite.main, *arguments, tmp_path / "none", kind="empty", option="data")
-    (tmp_path / "some" / "MRPC").mkdir(parents=True)
+    (tmp_path / "some" / "STS-B").mkdir(parents=True)
     refusal = refused(suite.main, *arguments, tmp_path / "some", kind="not-found", option="data")
-    assert all(name in refusal.sentence for name in ("MRPC", "train.tsv", "dev.tsv"))
+    assert all(name in refusal.sentence for name in ("STS-B", "train.tsv", "dev.tsv"))
     of_glue(of_glue(tmp_path / "glue", "RTE"), "WNLI", label="answer")  # a later fault ends it before it trains
     refused(suite.main, *arguments, tmp_path / "glue", kind="no-column", option="label", says="WNLI")
     for folder, row, kind in (

@@ -300,7 +300,7 @@ BAD_FILES = [  # task, end of the name, columns, kind of error and option, place
     ("classification", ".csv", {}, "not-text", "line 2", b"text,label\nna\xefve,1\n"),
     ("classification", ".jsonl", {}, "bad-row", "line 2", f'{FIRST}{{"text": "y"}}', f"{FIRST}5"),
     ("classification", ".jsonl", {}, "bad-row", "line 2", f'{FIRST}{{"text": "\\ud83d", "label": 0}}'),
-    ("classification", ".jsonl", {}, "not-of-format", "line 2", f"{FIRST}{{bad", f"{FIRST}{'[' * 100_000}"),
+    ("classification", ".jsonl", {}, "not-of-format", "line 2", f"{FIRST}{{bad"),
     ("classification", ".jsonl", {}, "not-of-format", "'text' twice", f'{FIRST}{{"text": "y", "text": "z"}}'),
     ("classification", ".json", {}, "not-of-format", "line 1", f"[\n{FIRST}]\n"),
     ("classification", ".tsv", {}, "not-of-format", "'note' twice", "text\tnote\tnote\tlabel\nx\t1\t2\t1\n"),
