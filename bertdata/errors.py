@@ -44,7 +44,7 @@ KINDS = {
     "busy": "Another process writes there. Wait for it, or give another --out.",
     "unfinished": "Work that was begun there is not finished. Run the command that began it again.",
     "other-settings": "What is there was made with other settings. Give the same ones, or another --out.",
-    "parts-missing": "Parts of a build are not there, or not any more. Make them as the message says.",
+    "parts-missing": "Parts of a build are missing. Make them as the message says.",
     # inputs
     "not-found": "A file or directory does not exist. Check the name.",
     "wrong-file-type": "A directory, a link or a device is where a file is needed, or the reverse. Replace it.",
@@ -65,7 +65,7 @@ KINDS = {
     "not-a-dataset": "A directory is not a dataset or a teacher cache. Give one, or make one.",
     "damaged": "A file is damaged or does not belong there. Copy or make it again; bertdata verify says more.",
     "no-split": "A dataset has no such split. Give one that it has, or build with a share for it.",
-    "not-stored": "A dataset does not store what is asked for. Make it again with the option in the message.",
+    "not-stored": "A dataset does not store what an option needs. Build it again with the option in the message.",
     "replaced": "A dataset was replaced while it was open. Open it again.",
     "other-version": "Another version wrote a file. Read it with that version, or make it again.",
     "other-dataset": "This belongs to another dataset. Give the one that it was made from.",

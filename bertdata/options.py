@@ -259,7 +259,7 @@ class Arguments(Options):
     samples: str = option("windows", *SAMPLE_KINDS)
     """Content of a row: a window over the text, a document, several packed documents, or a pair of segments."""
     public: bool = option(False)
-    """Let everybody see a repository of the hub. Default: a new one is private, and a public one is refused."""
+    """Allow a public repository of the hub. Default: a new one is private, and an existing public one is an error."""
     origins: bool = option(False)
     """Also send origins/ to the hub, which names the inputs with their paths. Object stores always get it."""
 

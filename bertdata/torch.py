@@ -1,4 +1,4 @@
-"""Batches as tensors, for training loops of others: datasets for torch's DataLoader."""
+"""Batches as tensors, for third-party training loops: datasets for torch's DataLoader."""
 
 from __future__ import annotations
 

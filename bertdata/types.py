@@ -48,7 +48,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How rows are masked for masked language modelling. docs/determinism.md defines each rule to the bit.
+    """How rows are masked for masked language modelling. docs/determinism.md defines each rule exactly.
 
     policy:
         "exact" selects the same share of every row (Devlin et al., 2019).

@@ -23,7 +23,7 @@ from bertdata.sources.text import TextFile
 
 UNIT_RULE = 3
 """Raised when the rule of units in docs/format.md changes, or the record of a unit: an unfinished build or import of
-another version is refused.
+a different version is an error.
 """
 UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
 UNITS_OF_A_STREAM = 1 << 20

@@ -53,7 +53,7 @@ class TableFile(Source):
         return f"{self.file}, row {start}"
 
     def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
-        """Yield rows of Parquet. A unit has complete row groups; those of others are not read."""
+        """Yield rows of Parquet. A unit has complete row groups; other row groups are not read."""
         with open_parquet(self.file) as table:
             meta, why, first = table.metadata, _why_none(self.file, self.form, table.schema_arrow), 1
             for group, unit in enumerate(_group_units(meta, self.form, why)):

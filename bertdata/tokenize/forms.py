@@ -21,7 +21,7 @@ from bertdata.tokenize.kernels.records import STRIPS_LATE, STRIPS_LEFT, STRIPS_R
 from bertdata.tokenize.rules import Leaf, Unsupported, parse
 
 SPACE = "\u2581"  # the character that stands for a space in vocabularies of SentencePiece
-# Normalizers whose result for a code point depends on others only through marks and the like.
+# Normalizers whose result for a code point depends on others only through marks and similar characters.
 _COMPOSING = ("NFC", "NFKC", "Precompiled")
 _REORDERING = ("NFD", "NFKD", "BertNormalizer", *_COMPOSING)
 _SIMPLE = ("Lowercase", "StripAccents", "Nmt")

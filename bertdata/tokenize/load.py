@@ -316,6 +316,6 @@ def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False
 
 
 def add_template(tokenizer: tokenizers.Tokenizer, cls: str, sep: str) -> None:
-    """Puts two tokens around a text where special tokens are asked for, if the vocabulary has both."""
+    """Puts two tokens around a text where special tokens are requested, if the vocabulary has both."""
     if None not in map(tokenizer.token_to_id, (cls, sep)):
         tokenizer.post_processor = template(tokenizer, cls, sep)

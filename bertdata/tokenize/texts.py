@@ -75,9 +75,8 @@ class Tokenizer:
         workers: threads, which share the texts.
         add_special_tokens: whether each text gets those around it that a model expects, such as [CLS] and [SEP].
 
-        A special token that a text spells becomes that token, as in transformers. Raises UsageError for a text that is
-        no text, and LongTextError or FailedTextError for one that `tokenizers` would take too much memory for, or fails
-        on.
+        A special token that a text spells becomes that token, as in transformers. Raises UsageError for a value that is
+        not text, and LongTextError or FailedTextError for a text on which `tokenizers` needs too much memory or fails.
         """
         require(workers >= 1, "workers", workers, "1 or more threads")
         data, offsets = _joined(texts)

@@ -50,7 +50,7 @@ class Encoded:
 
     ids: NDArray[Any]  # [n] of the tokenizer's token_dtype
     documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids
-    sentences: NDArray[np.int64] | None  # offsets in ids where sentences begin, ascending; None if not asked for
+    sentences: NDArray[np.int64] | None  # offsets in ids where sentences begin, ascending; None if not requested
     special_ids_replaced: int  # how many special ids the model gave for plain text; they became the unknown id
 
 
@@ -191,7 +191,7 @@ class LoadedTokenizer:
         """This tokenizer with [PAD], [CLS], [SEP] and [MASK] added for the roles that no token has.
 
         The new tokens get the ids after the vocabulary. If [CLS] or [SEP] is new, the tokenizer also puts them around a
-        text where special tokens are asked for, as BERT's does.
+        text where special tokens are requested, as BERT's does.
         """
         missing = {role: ROLE_SPELLINGS[role][0] for role in self.missing_roles}
         if not missing:
@@ -207,7 +207,7 @@ class LoadedTokenizer:
     def with_roles(self, given: Mapping[str, str]) -> LoadedTokenizer:
         """This tokenizer with roles for some of its tokens. given: role → token.
 
-        If it then has [CLS] and [SEP], it also puts them around a text where special tokens are asked for.
+        If it then has [CLS] and [SEP], it also puts them around a text where special tokens are requested.
         """
         content, roles = dict(self.source.content), self._roles | given
         if {"cls", "sep"} <= roles.keys():

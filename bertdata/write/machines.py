@@ -173,7 +173,7 @@ def make_units(
     One thread finds the blocks of a part and writes them in order; others encode them. A part is ahead of what it has
     written by 2 blocks, or by up to 2 * workers blocks where fewer parts are left than workers.
 
-    parts: in order. finished: units that are not made again. keep: called with the record of each unit, by several
+    parts: in order. finished: units to skip. keep: called with the record of each unit, by several
     threads at once. apart: as `Stage`. progress: called with the bytes of input that are read. items: the iterable that
     is read, if the input is one.
     """
@@ -282,7 +282,7 @@ def encode_on_cluster(
 ) -> None:
     """Make the units of a plan by tasks, in a `connected` context.
 
-    units: those that are finished, which are not made again; the new ones are added. workers: how many tasks at the
+    units: those that are finished, which are skipped; the new ones are added. workers: how many tasks at the
     same time; None: as many as the cluster takes. progress: called with the bytes of input whose units are finished.
 
     Raises what the first task raises that fails in the order of the text, and BuildError if Ray gives a task up.

@@ -478,7 +478,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
     state[PLACE] = p  # nothing is encoded any more after GIVES_SPECIAL
     if state[HAS_BEGUN] != 0:
         state[BYTE] = i
-    else:  # what begins a text is looked at anew
+    else:  # what begins a text is looked at again
         state[BYTE], state[LEVEL] = begin, 0
     return code
 

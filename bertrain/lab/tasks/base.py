@@ -87,7 +87,7 @@ class Task:
     problem_type: str | None = None  # as transformers calls a kind of labels of texts
     unlabelled = False  # whether an empty label is one
     expected = "each row needs a text and a label, and as many columns as the first row"  # for errors
-    layout = expected  # of a file that is no table, for errors
+    layout = expected  # of a file that is not a table, for errors
     second = ""  # the column of the second text by default
     fixed: Mapping[str, str] = {}  # columns that the format of the files states, by their role
     taught: Callable[[torch.Tensor], torch.Tensor] | None = None
