@@ -58,7 +58,6 @@ GROUPS = {"bertdata": bertdata_command, "bertrain": bertrain_command}
 STEPS = 5
 
 NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it is only read; ours are parsed all the same
-    ("*", "make "): "takes minutes, or what it runs is running this",
     ("*", "pip install "): "needs a package index",
     ("*", "pipx install "): "needs a package index",
     ("*", "python3 -m venv "): "takes minutes, with the installation that follows",
@@ -72,7 +71,6 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("CONTRIBUTING.md", "pre-commit "): "is not installed",
     ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
     ("CONTRIBUTING.md", "curl "): "needs that server; the fixture `bucket` makes a bucket",
-    ("*", "bertdata build corpus.txt --out shards/ --tokenizer bert-base-uncased --ray "): "tests/test_ray.py",
     ("docs/adapters.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
     ("docs/import.md", "from streaming import "): "tests/test_iterables.py, outside",
     ("docs/import.md", "from litdata import "): "tests/test_iterables.py, outside",
@@ -108,9 +106,7 @@ REPLACED_IN_TOML = {  # pattern → what stands in its place in a file of option
     r"^tokens = .*": 'tokens = "2K"',
     r"^warmup_steps = .*": "warmup_steps = 1",
     r"^length = (?=\d{1,3}$).*": "length = 48",
-    r"^length = \d{4,}": "length = 64",
     r"^global_batch_size = \d+": "global_batch_size = 4",
-    r"^micro_batch_size = .*": "",
     r"^save_every = .*": "",
 }
 REPLACED_OF = {
@@ -368,7 +364,6 @@ BERT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "in
 SMALL_PRESETS = {
     "bert-small": (4, 64, 256),
     "bert-base": (12, 64, 256),
-    "modernbert-small": (2, 64, 96),
     "modernbert-base": (4, 64, 96),
 }
 
@@ -428,8 +423,6 @@ def _tables():
         write(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
     pair = {"good": "the river", "bad": "river the", "field": "syntax"}
     draw = random.Random(8)
-    proteins = ["entry\tsequence", *(f"{n}\t{''.join(draw.choices('LAGVSERTIDPKQ', k=60))}" for n in range(60))]
-    write("benchmarks/SEQ_SOLUBLE.tsv", *proteins)
     genome = [line for n in range(40) for line in (f">{n}", "".join(draw.choices("ACGTacgtN", k=400)))]
     write("genome.fa", *genome)
     Path("uniref50.fasta.gz").write_bytes(gzip.compress("\n".join(genome).upper().encode()))

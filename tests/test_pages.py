@@ -81,18 +81,25 @@ def test_no_test_holds_a_sentence_of_an_error():
                 assert not (names & ours and has_match), (path.name, call.lineno)
 
 
-def test_no_option_states_its_default_twice_or_as_an_empty_text():
+def test_options_state_one_default_and_what_is_required_in_one_form():
     commands = pages.command_page()
-    assert '[default: ""]' not in commands
-    assert not re.search(r"\[default: [^]]*\]\s+\[default: ", commands)
-
-
-def test_what_is_required_is_written_in_one_form():
-    commands = pages.command_page()
+    assert not re.search(r'\[default: ""\]|\[default: [^]]*\]\s+\[default: ', commands)
     for name in ("pretrain", "doctor", "teacher"):
         section = commands.partition(f"\n### bertrain {name}\n")[2].partition("\n### ")[0]
-        data = section.partition("  --data ")[2].partition("\n  --")[0]
-        assert data.rstrip().endswith("[required]")
+        assert section.partition("  --data ")[2].partition("\n  --")[0].rstrip().endswith("[required]")
+
+
+NEVER = (
+    "anew|mended|planted|go on|goes on|going on|went on|to the bit|same bits|at hand|side channel|is refused|"
+    "are refused|be refused|of others|laid|what there is|that is no|found by first bytes|made again|not any more|"
+    "gives back|nothing but|what it gave|asked for|once more|the like|a stranger|figures|is said to"
+)
+
+
+def test_pages_and_source_use_the_words_of_the_field():
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bert*/**/*.py")]
+    found = [(path.name, *re.findall(rf"(?i)\b({NEVER})\b", " ".join(path.read_text().split()))) for path in files]
+    assert [each for each in found if each[1:]] == []
 
 
 # ------------------------------------------------------------------------------------------------------- names of tests
