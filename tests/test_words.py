@@ -22,7 +22,7 @@ from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.begins import find_words
 from bertdata.tokenize.kernels.merges import add_pairs, merge
 from bertdata.tokenize.kernels.splits import cut_word
-from bertdata.tokenize.models import byte_letters, model_tables, trie_of
+from bertdata.tokenize.models import BYTE_LETTERS, model_tables, trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Ours
@@ -99,10 +99,10 @@ def json_of(model, pre_tokenizer, normalizer=None, *, texts=(), edit=None, **opt
 
 
 def byte_level(pre_tokenizer, normalizer=None, *, edit=None, **suffix):
-    options = {"vocab_size": 700, "special_tokens": ["<|endoftext|>"], "initial_alphabet": byte_letters(), **suffix}
+    options = {"vocab_size": 700, "special_tokens": ["<|endoftext|>"], "initial_alphabet": BYTE_LETTERS, **suffix}
     content = json_of(models.BPE(**suffix), pre_tokenizer, normalizer, texts=[TEXT], **options)
     for end in suffix.values():  # as in CLIP's vocabulary: every byte, also at the end of a word
-        for letter in byte_letters():
+        for letter in BYTE_LETTERS:
             content["model"]["vocab"].setdefault(letter + end, len(content["model"]["vocab"]))
     if edit:
         edit(content)
@@ -388,9 +388,6 @@ def test_merges(pairs, ids):
     assert ranks[-1] == -7  # it is no place of its own
 
 
-LETTERS = byte_letters()
-
-
 def bpe_of(choices):
     """The JSON of a BPE model of all bytes, and its vocabulary. Each pair of numbers chooses two tokens to merge."""
     tokens, merges = [*"abc"], {}
@@ -399,7 +396,7 @@ def bpe_of(choices):
         if pair not in merges and len("".join(pair)) <= 12:
             merges[pair] = None
             tokens.append("".join(pair))
-    vocabulary = {token: number for number, token in enumerate(dict.fromkeys([*reversed(tokens), *LETTERS]))}
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys([*reversed(tokens), *BYTE_LETTERS]))}
     return {"type": "BPE", "vocab": vocabulary, "merges": [*merges]}, vocabulary
 
 
@@ -413,10 +410,10 @@ def cut(word, model, vocabulary):
     """The ids of a word, None if the kernel leaves it to merging."""
     fields = model_tables(model, vocabulary, byte_level=True)
     chain, dead = np.zeros(len(word) + 1, np.int64), np.zeros(len(word) // 64 + 1, np.uint64)
-    spelled = bytes(map(LETTERS.index, word))
-    text = np.frombuffer(b"c" + spelled + b"a", np.uint8)  # the letters around the word do not count
+    spelled = bytes(map(BYTE_LETTERS.index, word))
+    text = np.frombuffer(spelled + b"a", np.uint8)  # the letter after the word does not count
     tables = {name: fields[name] for name in ("trie", "symbols", "pairs")}
-    count = cut_word(text, 1, 1 + len(word), namedtuple("Tables", tables)(**tables), chain, dead)
+    count = cut_word(text, len(word), namedtuple("Tables", tables)(**tables), chain, dead)
     return fields["symbol_ids"][chain[:count]].tolist() if count else None
 
 
@@ -439,7 +436,7 @@ def test_words_are_cut_where_merging_leaves_them_apart_or_left_to_merging(choice
 
 def test_no_word_is_left_to_merging_if_tokens_are_made_in_order(kinds):
     model = json.loads(kinds("GPT-2").files[TOKENIZER])["model"]
-    for word in {"".join(LETTERS[byte] for byte in word.encode()) for word in TEXT.split()}:
+    for word in {"".join(BYTE_LETTERS[byte] for byte in word.encode()) for word in TEXT.split()}:
         expected = merged_bytes(word, model | {"merges": [*map(tuple, model["merges"])]}, model["vocab"])
         assert cut(word, model, model["vocab"]) == expected
 
@@ -632,7 +629,7 @@ def ends_of_words(request, kinds):
     """
     made = kinds(request.param)._engine.words
     rules = Rules([parse(GPT2_RULE if request.param == "GPT-2" else LLAMA3_RULE)])
-    tables, runs = made.new_tables(), engine.new_runs(engine.NEAR_LINES)
+    tables, runs = made.with_page(0), engine.new_runs(engine.NEAR_LINES)
 
     def both(text):
         sizes = np.append(0, np.cumsum([len(character.encode()) for character in text])).tolist()
@@ -642,7 +639,7 @@ def ends_of_words(request, kinds):
         while i < end:
             count, slow_stop = find_words(data, i, end, tables, runs, state)
             if count < 0:
-                made.with_page(tables, int(state[records.CODE_POINT]) // engine.PAGE)
+                made.with_page(int(state[records.CODE_POINT]) // engine.PAGE, tables)
                 continue
             ends += [i + place for place in runs.places[:count].tolist()]
             i = ends[-1] if count else i

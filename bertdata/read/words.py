@@ -99,9 +99,9 @@ def _ids(model: Any) -> dict[str, int]:
 def _utf8(content: Mapping[str, Any]) -> Callable[[str], bytes]:
     """Return a function: a token → its text in UTF-8, which may be a part of a character."""
     if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
-        from bertdata.tokenize.models import byte_letters
+        from bertdata.tokenize.models import BYTE_LETTERS
 
-        table = {ord(letter): byte for byte, letter in enumerate(byte_letters())}
+        table = {ord(letter): byte for byte, letter in enumerate(BYTE_LETTERS)}
         return lambda token: token.translate(table).encode("latin-1", "replace")
     return lambda token: bytes([int(byte[1], 16)]) if (byte := _BYTE.fullmatch(token)) else token.encode()
 

@@ -40,7 +40,7 @@ from bertdata.tokenize.kernels.words import encode_words
 from bertdata.tokenize.models import read_only
 from bertdata.tokenize.rules import Unsupported
 from bertdata.tokenize.source import Source, is_failure
-from bertdata.tokenize.words import PAGE, WORD_BYTES, Words
+from bertdata.tokenize.words import PAGE, WORD_BYTES, Words, replace_special
 from bertdata.types import SpecialTokens
 
 NEAR_LINES, FAR_LINES = 1 << 17, 1 << 16  # of 64 bytes in the tables of runs; two make a set
@@ -96,7 +96,7 @@ class Engine:
     def encode(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
-        """The ids of the pieces text[starts[i] : stops[i]], their offsets, and how many special ids were replaced.
+        """Return the ids of pieces text[starts[i] : stops[i]], their offsets, and the number of special ids replaced.
 
         text: valid UTF-8; it is copied if fewer than PADDING bytes follow the last piece. tails: an id that is written
         after the ids of each piece, -1 for none. None: the tokenizer is not supported, or the text gives a special id
@@ -109,29 +109,27 @@ class Engine:
         if text.size < size + records.PADDING:
             text = np.concatenate([text[:size], np.zeros(records.PADDING, np.uint8)])
         text = read_only(text.view())  # kernels are compiled for one kind of array
+        pieces = Text(text, starts, stops, tails, np.ones(tails.size, np.bool_))
         try:
             if not self._added:
-                return self._encode(Text(text, starts, stops, tails, np.ones(tails.size, np.bool_)))
-            cuts = self._added.cut(text, starts, stops, tails)
-            sources = cuts.source_piece[cuts.left_out]
-            left_out = np.stack([np.flatnonzero(cuts.left_out), starts[sources], stops[sources]], 1)
-            encoded = self._encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
+                ids, bounds, replaced = self._encode(pieces)
+            else:
+                cut, sources, left_out = self._added.cut(pieces)
+                rows = np.stack([np.searchsorted(sources, left_out), starts[left_out], stops[left_out]], 1)
+                ids, bounds, replaced = self._encode(cut, rows)
+                bounds = bounds[np.searchsorted(sources, np.arange(tails.size + 1))]
         except (Unsupported, RecursionError) as refusal:  # only this text shows that the rules need too much
             self._refuse(refusal)
             return None
-        if encoded is None:
-            return None
-        ids, pieces, replaced = encoded
-        bounds = np.append(np.searchsorted(cuts.source_piece, np.arange(tails.size)), cuts.source_piece.size)
-        return ids, pieces[bounds], replaced
+        return None if replaced and self.words.unk is None else (ids, bounds, replaced)
 
     def _encode(
         self, text: Text, left_out: NDArray[np.int64] | None = None
-    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
+    ) -> tuple[NDArray[Any], NDArray[np.int64], int]:
         """Return what `encode` does, for pieces without added tokens.
 
         left_out: int64 [n, 3], rows (piece, start, stop): these pieces are empty, and `tokenizers` encodes
-        data[start:stop] in their place.
+        data[start:stop] in their place. Special ids that nothing can replace are counted only.
         """
         words, thread = self.words, self._local
         output = Output(
@@ -141,50 +139,38 @@ class Engine:
             state=np.zeros(records.NUM_STATES, np.int64),
         )
         if not hasattr(thread, "tables"):
-            thread.tables, thread.runs = words.new_tables(), new_runs(words.near_factor * NEAR_LINES)
+            thread.tables, thread.runs = words.with_page(0), new_runs(words.near_factor * NEAR_LINES)
         inserted: _Inserted = []
         code = -1
         while code != records.DONE:
             code = encode_words(text, thread.tables, thread.runs, output)
             point = int(output.state[records.CODE_POINT])
             if code == records.UNKNOWN_CODE_POINT:
-                thread.tables = words.with_page(thread.tables, point // PAGE)
+                thread.tables = words.with_page(point // PAGE, thread.tables)
             elif code == records.UNKNOWN_PAIR:
                 before = int(output.state[records.BEFORE])
                 keep_pair(before, point, words.is_stable(before, point), thread.runs)
-            else:
-                hard = output.hard[: output.state[records.NUM_HARD]].copy()
+            elif output.state[records.NUM_HARD]:
+                self._resolve(text, output.hard[: output.state[records.NUM_HARD]], thread.runs, output, inserted)
                 output.state[records.NUM_HARD] = 0
-                if code == records.GIVES_SPECIAL or not self._resolve(text, hard, thread.runs, output, inserted):
-                    return None
         if left_out is not None and left_out.size:
             piece, start, stop = left_out.T
             rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, records.AT_BEGIN)], axis=1)
-            if not self._resolve(text, rows, thread.runs, output, inserted):
-                return None
+            self._resolve(text, rows, thread.runs, output, inserted)
         words.keep_pages()
         ids, bounds = _insert(output.ids[: output.bounds[-1]], text.starts, output.bounds, inserted)
         return ids, bounds, int(output.state[records.REPLACED])
 
     def _resolve(
         self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
-    ) -> bool:
-        """Encode hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
-        if not hard.size:
-            return True
-        too_long = hard[hard[:, 1] - hard[:, 0] > LONGEST_PIECE]
-        if too_long.size:
-            raise long_text(int(too_long[0, 1] - too_long[0, 0]), places=too_long[:, 0].tolist())
-        together = np.cumsum(hard[:, 1] - hard[:, 0]) // _RESOLVED
-        parts = np.split(hard, np.flatnonzero(np.diff(together)) + 1)
-        return all(self._resolve_some(text, part, runs, output, inserted) for part in parts)
-
-    def _resolve_some(
-        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
-    ) -> bool:
-        """Do what `_resolve` does, for some rows."""
-        for where in np.unique(hard[:, 3]).tolist():
-            rows = hard[hard[:, 3] == where]
+    ) -> None:
+        """Encode hard runs, rows of Output.hard."""
+        sizes, kinds = hard[:, 1] - hard[:, 0], hard[:, 3]
+        if (is_too_long := sizes > LONGEST_PIECE).any():
+            raise long_text(int(sizes[is_too_long][0]), places=hard[is_too_long, 0].tolist())
+        groups = np.stack([np.cumsum(sizes) // _RESOLVED, kinds], axis=1)
+        for group in np.unique(groups, axis=0):
+            rows, where = hard[(groups == group).all(axis=1)], int(group[1])
             spelled = [text.data[start:stop].tobytes() for start, stop in rows[:, :2].tolist()]
             numbers = {run: k for k, run in enumerate(dict.fromkeys(spelled))}
             number_of_row = [numbers[run] for run in spelled]
@@ -193,22 +179,16 @@ class Engine:
             except FailedTextError as error:
                 error.places = (int(rows[number_of_row.index(error.documents[0]), 0]),)
                 raise
-            special, unk = self.words.special, self.words.unk
-            replaced = [int(special[ids].sum()) for ids in encoded]
-            if any(replaced) and unk is None:
-                return False
-            for ids in encoded:
-                ids[special[ids]] = unk or 0
-            output.state[records.REPLACED] += sum(replaced[number] for number in number_of_row)
+            replaced = np.array([replace_special(ids, self.words.special, self.words.unk).size for ids in encoded])
+            output.state[records.REPLACED] += replaced[number_of_row].sum()
             own = [encoded[number].astype(self.words.dtype) for number in number_of_row]
             inserted += zip(rows[:, 0].tolist(), rows[:, 2].tolist(), own, strict=True)
             if where == records.IN_MIDDLE:
                 first = np.unique(number_of_row, return_index=True)[1]  # the row in which each run occurs first
-                kept = np.flatnonzero(np.array(replaced) == 0)
+                kept = np.flatnonzero(replaced == 0)
                 ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])
                 bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))
                 keep_runs(text.data, rows[first[kept]], ids, bounds, output.ids, runs)
-        return True
 
 
 def _insert(
@@ -229,7 +209,7 @@ def _insert(
 def encoded_by(
     library: tokenizers.Tokenizer, texts: Sequence[str], *, with_places: bool = False
 ) -> Iterator[tokenizers.Encoding]:
-    """What the library gives for texts, one after the other. Keep none of them: each takes much memory.
+    """Yield what the library gives for texts, one after the other. Keep none of them: each takes much memory.
 
     with_places: also the places of tokens in the text, which takes longer. Raises FailedTextError if the library fails,
     as for a panic of its Rust code, and LongTextError for a text that is longer than LONGEST_PIECE.
@@ -257,7 +237,7 @@ def encoded_by(
 
 
 def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseException) -> FailedTextError:
-    """The error for the first text that the library fails on.
+    """Return the error for the first text that the library fails on.
 
     If it fails on several texts only together, the error names the first of them.
     """
@@ -278,17 +258,17 @@ def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseExcept
 
 @cache
 def _one_at_a_time() -> threading.Lock:
-    """Held while `tokenizers` has a text of more than _TOGETHER."""
+    """Return the lock that is held while `tokenizers` has a text of more than _TOGETHER bytes."""
     return threading.Lock()
 
 
 def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-    """The ids of each text, as `encoded_by` gives them."""
+    """Return the ids of each text, as `encoded_by` gives them."""
     return [np.array(encoding.ids, np.int64) for encoding in encoded_by(library, texts)]
 
 
 def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int] = ()) -> LongTextError:
-    """The error for a text of so many bytes. documents, places: as the error has them."""
+    """Return the error for a text of so many bytes. documents, places: as the error has them."""
     sentence = f"{size:,} bytes of text, such as one word, reach `tokenizers` in one piece; split the text"
     error = LongTextError(sentence, "too-large", option="tokenizer", given=size)
     error.documents, error.places = tuple(documents), tuple(places)
@@ -296,7 +276,7 @@ def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int]
 
 
 def new_runs(near_lines: int) -> RunTables:
-    """Empty tables of runs, for one thread."""
+    """Return empty tables of runs, for one thread."""
     memory = _huge_pages(64 * (near_lines + FAR_LINES))
     return RunTables(
         near=memory[: 8 * near_lines],
@@ -318,7 +298,7 @@ def new_runs(near_lines: int) -> RunTables:
 
 
 def _huge_pages(size: int) -> NDArray[np.uint64]:
-    """Zeros, `size` bytes of them, in pages of 2 MB if the system has some: a word is anywhere in the tables of runs.
+    """Return `size` bytes of zeros, in pages of 2 MB if the system has some: a word is anywhere in the tables of runs.
 
     They begin where a line of a processor's cache does.
     """

@@ -8,12 +8,12 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from bertdata.tokenize.load import SPECIALS, add_roles, esm_tokenizer
-from bertdata.tokenize.models import byte_letters
+from bertdata.tokenize.models import BYTE_LETTERS
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 
 
 def residues() -> LoadedTokenizer:
-    """The tokenizer of ESM-2 (Lin et al., 2023): 33 tokens in its order, so that its weights can be used.
+    """Return the tokenizer of ESM-2 (Lin et al., 2023): 33 tokens in its order, so that its weights can be used.
 
     A letter is a token: the 20 amino acids, B, O, U, X and Z, and `.` and `-` of alignments. White space is left out,
     as ESM's own tokenizer does. Every other character is <unk>, small letters too.
@@ -22,12 +22,12 @@ def residues() -> LoadedTokenizer:
 
 
 def single_bytes() -> LoadedTokenizer:
-    """A tokenizer of which each byte of the text is a token: 261 tokens, for DNA or for bytes of any kind.
+    """Return a tokenizer of which each byte of the text is a token: 261 tokens, for DNA or for bytes of any kind.
 
     The first ids are those of the five special tokens; byte b has the id 5 + b. All text is kept, white space too, so
     [UNK] is never given. Caduceus and HyenaDNA also have a token for each base, in a vocabulary of their own.
     """
-    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *byte_letters()])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *BYTE_LETTERS])}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     # Each character is a word of its own, because nothing else would cut a chromosome into words.
     characters = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -24,17 +24,14 @@ _BYTES_OF_UTF8 = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and by
 _UNK_PENALTY = 10.0  # an unknown character scores so much less than the least probable token (SentencePiece)
 
 
-def byte_letters() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies (Radford et al., 2019).
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = sorted({*range(256)} - _PRINTABLE)
+BYTE_LETTERS = [chr(byte) if byte in _PRINTABLE else chr(0x100 + _OTHERS.index(byte)) for byte in range(256)]
+"""The character that stands for each byte in byte-level vocabularies (Radford et al., 2019).
 
-    A printable byte stands for itself. The others are U+0100, U+0101, ... in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    substitutes = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
-
-
-_BYTES_OF_LETTERS = codecs.charmap_build("".join(byte_letters()))
+A printable byte stands for itself. The others are U+0100, U+0101, ... in order.
+"""
+_BYTES_OF_LETTERS = codecs.charmap_build("".join(BYTE_LETTERS))
 
 
 def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
 
 
 def kind_of(model: dict[str, Any]) -> str:
-    """What kind a model is, given as JSON; files of older versions do not say it."""
+    """Return what kind a model is, given as JSON; files of older versions do not say it."""
     kinds = {"merges": "BPE", "unk_id": "Unigram", "continuing_subword_prefix": "WordPiece"}  # by a member each has
     return model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
 
@@ -139,8 +136,7 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
 
 def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges, suffix: str) -> dict[str, Any]:
     """Return the fields of records.WordTables that a byte-level BPE model decides. See kernels.splits."""
-    letters = byte_letters()
-    byte_ids = np.array([[vocabulary.get(c + end, -1) for c in letters] for end in dict.fromkeys(["", suffix])])
+    byte_ids = np.array([[vocabulary.get(c + end, -1) for c in BYTE_LETTERS] for end in dict.fromkeys(["", suffix])])
     if (byte_ids[:, _BYTES_OF_UTF8] < 0).any() and model.get("unk_token"):
         raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
     if suffix and model.get("ignore_merges"):
@@ -171,9 +167,9 @@ def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges,
     in_trie = {spellings[k]: k for k in np.flatnonzero(is_sorted).tolist() if k != SUFFIX or not suffix}
     if model.get("ignore_merges"):
         made = {*ids[is_sorted].tolist()}
-        whole = [n for n in spelling_of if n not in made]
-        in_trie |= {spelling_of[n]: ids.size + k for k, n in enumerate(whole)}
-        ids = np.append(ids, np.array(whole, np.int64))
+        unmade = [n for n in spelling_of if n not in made]
+        in_trie |= {spelling_of[n]: ids.size + k for k, n in enumerate(unmade)}
+        ids = np.append(ids, np.array(unmade, np.int64))
     trie = trie_of(in_trie)
     fill_shorter(text, bounds, trie, symbols)
     ranks = np.arange(symbols.shape[0], dtype=np.int32)
@@ -203,7 +199,7 @@ def _spelled(vocabulary: dict[str, int], suffix: str) -> dict[bytes, int]:
 
 
 def _fallback_ids(vocabulary: dict[str, int]) -> list[int]:
-    """The ids of the bytes of unknown characters."""
+    """Return the ids of the bytes of unknown characters."""
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     if not vocabulary.keys() >= set(names):
         raise Unsupported("its vocabulary lacks tokens of bytes")
@@ -218,7 +214,7 @@ def _joined(spellings: Iterable[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.i
 
 
 def _table(left: NDArray[Any], right: NDArray[Any], rank: NDArray[Any]) -> NDArray[np.uint64]:
-    """The hash table of merges, see `add_pairs`."""
+    """Return the hash table of merges, see `add_pairs`."""
     slots, is_full = 2 << rank.size.bit_length(), True
     while is_full:
         table = np.full(slots, records.EMPTY)
@@ -257,6 +253,6 @@ def trie_of(*roots: dict[bytes, int]) -> NDArray[np.uint64]:
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, after making it read-only. numba refuses to compile a kernel that writes to such an array."""
+    """Return the array, after making it read-only. numba refuses to compile a kernel that writes to such an array."""
     array.flags.writeable = False
     return array

@@ -21,6 +21,7 @@ from tokenizers import normalizers
 from bertdata.tokenize.kernels.records import CLASSES, ENDED, STATES
 
 MAX_REPEATS = 16  # of `x{m,n}`, which is written out
+_REPEATS: dict[str, tuple[int, int | None]] = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 Matcher = str | Callable[[str], bool]
 """A single-character matcher: its source as a regular expression, or a function of the character."""
 
@@ -71,7 +72,7 @@ Node = Leaf | Look | Chain | Choice | Repeat
 
 
 def parse(pattern: str) -> Node:
-    """The tree of a regular expression. Raises Unsupported for syntax that is not read here."""
+    """Return the tree of a regular expression. Raises Unsupported for syntax that is not read here."""
     reader = _Reader(pattern)
     node = reader.choice(ignore_case=False)
     if reader.place != len(pattern):
@@ -129,7 +130,7 @@ class _Reader:
         return node
 
     def _source(self) -> str:
-        """The source of a leaf: a character, an escape, or a class in brackets."""
+        """Return the source of a leaf: a character, an escape, or a class in brackets."""
         start = self.place
         if self._take("\\"):
             kind = self.pattern[self.place : self.place + 1]
@@ -152,12 +153,10 @@ class _Reader:
         return self.pattern[start : self.place]
 
     def _repeated(self, node: Node) -> Node:
-        if self._take("?"):
-            node = Repeat(node, 0, 1)
-        elif self._take("*"):
-            node = Repeat(node, 0, None)
-        elif self._take("+"):
-            node = Repeat(node, 1, None)
+        mark = self.pattern[self.place : self.place + 1]
+        if mark in _REPEATS:
+            self.place += 1
+            node = Repeat(node, *_REPEATS[mark])
         elif self._take("{"):
             counts, _, rest = self.pattern[self.place :].partition("}")
             least, comma, most = counts.partition(",")
@@ -173,7 +172,7 @@ class _Reader:
 
 
 def _may_be_empty(node: Node) -> bool:
-    """Whether a node matches the empty text."""
+    """Return whether a node matches the empty text."""
     if isinstance(node, Chain):
         return all(map(_may_be_empty, node.parts))
     if isinstance(node, Choice):
@@ -229,7 +228,7 @@ class _Program:
         return self.leaves.index(leaf.matcher)
 
     def reach(self, start: int) -> tuple[int, ...]:
-        """The instructions, other than forks, that are reached from one without reading, the preferred first."""
+        """Return the instructions, other than forks, that are reached from one without reading, the preferred first."""
         found: dict[int, None] = {}
         seen: set[int] = set()
 
@@ -248,7 +247,7 @@ class _Program:
 
 
 def _matcher(leaf: Matcher) -> Callable[[str], list[bool]]:
-    """The function that says which characters of a text a leaf matches."""
+    """Return the function that says which characters of a text a leaf matches."""
     if callable(leaf):
         return lambda characters: [leaf(character) for character in characters]
     first, second = (normalizers.Replace(tokenizers.Regex(leaf), mark).normalize_str for mark in "xy")
@@ -283,7 +282,7 @@ class Rules:
         self._build()
 
     def matches(self, characters: str) -> list[int]:
-        """Which leaves match each character: bit n for leaf n."""
+        """Return which leaves match each character: bit n for leaf n."""
         bits = [0] * len(characters)
         for number, matcher in enumerate(self._matchers):
             for place, hit in enumerate(matcher(characters)):
@@ -291,7 +290,7 @@ class Rules:
         return bits
 
     def classes(self, wanted: Sequence[tuple[int, int]]) -> list[int]:
-        """The class of each (leaves that match, flags of the steps). Leaves -1: the character does not move the state.
+        """Return the class of each (leaves that match, flags of the steps). Leaves -1: the state stays as it is.
 
         Raises Unsupported if there are too many.
         """
@@ -308,7 +307,7 @@ class Rules:
         return numbers
 
     def repeatable(self, matches: int) -> bool:
-        """Whether two characters that these leaves match always act as one of them."""
+        """Return whether two characters that these leaves match always act as one of them."""
         number = self.classes([(matches, 0)])[0]
         steps = self.steps.reshape(-1, CLASSES)
         used = len(self.class_keys) + 1
@@ -318,7 +317,7 @@ class Rules:
         )
 
     def covers(self, number: int) -> bool:
-        """Whether a word of the first rule begins with every character of a class, whatever follows."""
+        """Return whether a word of the first rule begins with every character of a class, whatever follows."""
         steps = self.steps.reshape(-1, CLASSES)[:, : len(self.class_keys) + 1]
         states = [int(steps[self.starts[0], number]) & int(STATES)]
         for state in states:  # grows while it is read
@@ -366,11 +365,11 @@ class Rules:
     def _step(
         self, state: tuple[int, ...], matches: int | None, reach: dict[int, tuple[int, ...]]
     ) -> tuple[tuple[int, ...], bool]:
-        """The state after a character that these leaves match (None: the end of the text), and whether a word ends."""
+        """Return the state after a character that these leaves match, None for the end, and whether a word ends."""
         after: dict[int, None] = {}
 
         def visit(number: int) -> bool:
-            """Whether the search ends with this instruction, so that the less preferred ones do not matter."""
+            """Return whether the search ends with this instruction, so that the less preferred ones do not matter."""
             kind, *rest = self._program.instructions[number]
             if kind == "match":
                 return True

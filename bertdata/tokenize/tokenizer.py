@@ -25,7 +25,7 @@ from bertdata.tokenize.engine import Engine, encoded_by
 from bertdata.tokenize.forms import library_tokenizer
 from bertdata.tokenize.models import kind_of
 from bertdata.tokenize.source import Source
-from bertdata.tokenize.words import forbidden_ids
+from bertdata.tokenize.words import forbidden_ids, replace_special
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -325,17 +325,15 @@ class LoadedTokenizer:
                 begins.append(np.fromiter(_line_starts(text, encoding, first), np.int64))
         ids = np.concatenate([np.zeros(0, self.token_dtype), *parts])
         starts = np.concatenate([np.zeros(0, np.int64), *begins]) if sentences else None
-        replaced = np.flatnonzero(self._forbidden[ids])
-        if replaced.size:
-            if self.special.unk is None:
-                token = self.library.id_to_token(int(ids[replaced[0]]))
-                numbers = np.unique(np.searchsorted(documents, replaced, side="right") - 1).tolist()
-                place = name(numbers[0])
-                sentence = f"{place} spells {token!r}, and the tokenizer has no unknown token; use --on-error skip"
-                error = TextError(sentence, "tokenizer-lacks-token", option="tokenizer", given=token)
-                error.documents = tuple(numbers)
-                raise error
-            ids[replaced] = self.special.unk
+        replaced = replace_special(ids, self._forbidden, self.special.unk)
+        if replaced.size and self.special.unk is None:
+            token = self.library.id_to_token(int(ids[replaced[0]]))
+            numbers = np.unique(np.searchsorted(documents, replaced, side="right") - 1).tolist()
+            place = name(numbers[0])
+            sentence = f"{place} spells {token!r}, and the tokenizer has no unknown token; use --on-error skip"
+            error = TextError(sentence, "tokenizer-lacks-token", option="tokenizer", given=token)
+            error.documents = tuple(numbers)
+            raise error
         if self.special.separator is not None:
             if starts is not None:
                 starts = starts + np.searchsorted(documents[1:], starts, side="right")

@@ -27,12 +27,11 @@ from bertdata.tokenize.cutting import GPT2_RULE, LLAMA3_RULE, cutting
 from bertdata.tokenize.forms import SPACE, Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import EACH_PIECE, EACH_WORD, FIRST_PIECE, NEVER, WordTables
-from bertdata.tokenize.models import byte_letters, kind_of, model_tables, read_only
+from bertdata.tokenize.models import BYTE_LETTERS, kind_of, model_tables, read_only
 from bertdata.tokenize.rules import Rules, Unsupported
 from bertdata.tokenize.source import Source
 from bertdata.types import SpecialTokens
 
-LETTERS_OF_BYTES = byte_letters()
 _FOUND_BY_BITS = {GPT2_RULE: records.GPT2_WORDS, LLAMA3_RULE: records.LLAMA3_WORDS}
 _KINDS = {"é": records.IS_LETTER, "²": records.IS_NUMBER, "€": records.IS_OTHER, "\u00a0": records.IS_BLANK}
 """A character of each kind; all that a rule takes for such a character."""
@@ -45,10 +44,18 @@ _SILENT = -1  # in place of the leaves that match: the code point has an empty n
 
 
 def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:
-    """bool [vocab_size], read-only: the ids that text may not give; the unknown id is stored in their place."""
+    """Return which ids text may not give: bool [vocab_size], read-only. The unknown id is stored in their place."""
     forbidden = np.zeros(special.vocab_size, np.bool_)
     forbidden[list(set(special.special_ids) - {special.unk})] = True
     return read_only(forbidden)
+
+
+def replace_special(ids: NDArray[Any], special: NDArray[np.bool_], unk: int | None) -> NDArray[np.int64]:
+    """Replace special ids by the unknown id, if there is one, and return their places. special: bool [vocab_size]."""
+    places = np.flatnonzero(special[ids])
+    if unk is not None:
+        ids[places] = unk
+    return places
 
 
 class Words:
@@ -70,124 +77,95 @@ class Words:
         self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
         self._kept, self._num_kept = f"pages: {special}", 0  # name in the cache, and pages there
         self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
-        self.forms = Forms(source.outline.get("normalizer"))
-        self._changes = not self.forms.is_identity or self.forms.collapses
-        self._cut = cut = cutting(source.outline.get("pre_tokenizer"), self.forms, source)
-        changes_more = self.forms.has_marks or self.forms.strips or self.forms.prepended or self.forms.collapses
+        self.forms = forms = Forms(source.outline.get("normalizer"))
+        self._changes = not forms.is_identity or forms.collapses
+        self._cut = cut = cutting(source.outline.get("pre_tokenizer"), forms, source)
+        changes_more = forms.has_marks or forms.strips or forms.prepended or forms.collapses
         model_json = source.outline["model"]
         has_characters = kind_of(model_json) in ("WordPiece", "WordLevel") and model_json.get(_MOST_CHARS, 1) > 0
-        self._forbidden = frozenset(np.flatnonzero(self.special).tolist())
         self._kind = cut.kind if has_characters and not changes_more else None
-        self.forms.collapses = cut.collapses
+        forms.collapses = cut.collapses
         self._looks = self._changes or bool(cut.cut_bytes)  # whether code points may be hard
-        model = (
-            source.kept(
-                f"model {cut.byte_level}",
-                lambda: model_tables(source.model(), source.vocabulary(), byte_level=cut.byte_level),
-            )
-            | {}
-        )
+        ask = lambda: model_tables(source.model(), source.vocabulary(), byte_level=cut.byte_level)  # noqa: E731
+        model = dict(source.kept(f"model {cut.byte_level}", ask))
         if len(cut.nodes) > records.MOST_RULES:
             raise Unsupported("its pre-tokenizer has too many parts")
         self._rules = Rules(cut.nodes)
         self._finds = _FOUND_BY_BITS.get(cut.pattern)
         self._kinds = np.full(256, records.MAY_CHANGE)  # of the classes of characters
         if self._finds:
-            self._kinds[self._rules.classes([(matches, 0) for matches in self._rules.matches("".join(_KINDS))])] = [
-                *_KINDS.values()
-            ]
+            self._kinds[self._classes("".join(_KINDS))] = [*_KINDS.values()]
         self._cut_bytes = Rules(cut.cut_bytes)
-        self.forms.may_cut = self._may_cut
+        forms.may_cut = self._may_cut
         self._rule_fields: dict[str, Any] = {}  # fields of the kernel's tables that follow from the rules
         self._inner: dict[int, tokenizers.Tokenizer] = {}  # for hard runs inside a text, and for single words
-        self._prefix = prefix = cut.prefix
-        if len(prefix) > 1:
+        if len(cut.prefix) > 1:
             raise Unsupported("it puts more than one character before a text")
-        if self.forms.prepended and flat(source.outline.get("pre_tokenizer"), "pretokenizers"):
+        if forms.prepended and flat(source.outline.get("pre_tokenizer"), "pretokenizers"):
             raise Unsupported("its normalizer puts a character before a text, and its pre-tokenizer cuts the text")
-        if prefix and len(cut.nodes) > 1:
+        if cut.prefix and len(cut.nodes) > 1:
             raise Unsupported("it puts a character before a text that several rules cut")
         self._characters, has_space = model.pop("characters"), model.pop("has_space")
-        self._constants = self._constant_tables(model)
+        self._constants = self._constant_fields(model)
         gives_bytes = cut.byte_level or (model["byte_ids"][0, 0] >= 0 and not has_space)
-        if gives_bytes and (cut.marks_spaces or SPACE in (self.forms.normal(" "), prefix)):
+        if gives_bytes and (cut.marks_spaces or SPACE in (forms.normal(" "), cut.prefix)):
             raise Unsupported("its vocabulary does not have the character that stands for a space")
         # A newline that no leaf matches ends words as the end of a text does.
-        ends_words = self.forms.normal("\n") != "" and not any(self._rules.matches(self.forms.normal("\n")))
-        has_places = not self.forms.clusters  # else the library's places of tokens are not those of their text
-        is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not self.forms.strips
+        ends_words = forms.normal("\n") != "" and not any(self._rules.matches(forms.normal("\n")))
+        has_places = not forms.clusters  # else the library's places of tokens are not those of their text
+        is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not forms.strips
         self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
         self.name = "byte-level BPE" if cut.byte_level else kind_of(model_json)
         self.near_factor = 2 if model["model"] == records.WORD_PIECE else 1
         if hard := [chr(c) for c in range(ord(" "), 127) if self._page(0)[c, 0] & records.HARD_FORM]:
             self.why_slow = f"its normalizer changes {''.join(hard)!r} in ways that fit no table"
 
-    def _constant_tables(self, model: dict[str, Any]) -> WordTables:
-        """Return the kernel's tables without entries of code points and without what follows from the rules.
+    def _classes(self, characters: str) -> list[int]:
+        """Return the class of each character."""
+        return self._rules.classes([(matches, 0) for matches in self._rules.matches(characters)])
 
-        model: the fields that `model_tables` returns.
-        """
+    def _constant_fields(self, model: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of the kernel's tables that never change. model: those that `model_tables` returns."""
         cut, prefix = self._cut, self._cut.prefix
-        constants = model | dict.fromkeys(
-            ("points", "kinds", "ascii", "quick", "ends", "stops", "steps", "skips", "starts", "cuts")
-        )
         # Words of more characters are unknown, and others fit the memory of a thread.
         is_short = 0 < model["max_chars"] <= 1 << 10 and not prefix
-        tables = WordTables(
-            **constants,
-            finds=records.NOTHING,
-            has_marks=0,
-            fold=np.uint64(0),
-            longest=1 << 62 if is_short else WORD_BYTES // 4 - 16,
-            keeps_gaps=read_only(np.array([not drops for drops in cut.drops])),
-            meets=int(self._looks),
-            is_plain=int(cut.byte_level and not self._changes and not cut.marks_spaces),
-            strips=self.forms.strips,
-            prefix=read_only(np.array([*prefix.encode()], np.uint8)),
-            prefix_class=0,
-            prefix_when=cut.prefix_when,
-            prefix_always=int(cut.prefix_always),
-            collapses=int(self.forms.collapses),
-            special=self.special,
-            special_to=-1 if self.unk is None else self.unk,
-        )
-        if not prefix:
-            return tables
-        return tables._replace(prefix_class=self._rules.classes([(self._rules.matches(prefix)[0], 0)])[0])
+        return model | {
+            "longest": 1 << 62 if is_short else WORD_BYTES // 4 - 16,
+            "keeps_gaps": read_only(np.array([not drops for drops in cut.drops])),
+            "meets": int(self._looks),
+            "is_plain": int(cut.byte_level and not self._changes and not cut.marks_spaces),
+            "strips": self.forms.strips,
+            "prefix": read_only(np.array([*prefix.encode()], np.uint8)),
+            "prefix_class": self._classes(prefix)[0] if prefix else 0,
+            "prefix_when": cut.prefix_when,
+            "prefix_always": int(cut.prefix_always),
+            "collapses": int(self.forms.collapses),
+            "special": self.special,
+            "special_to": -1 if self.unk is None else self.unk,
+        }
 
-    def _with_rules(self, tables: WordTables) -> WordTables:
-        """The tables with the rules as they are now. The caller holds the lock."""
+    def _fields_of_rules(self) -> dict[str, Any]:
+        """Return the fields of the kernel's tables that follow from the rules. The caller holds the lock."""
         rules = self._rules
         if self._rule_fields.get("steps") is not rules.steps:
-            entries = self._page(0)[:128, 0]
-            ascii_classes = (entries & np.uint64(0xFF)).astype(np.uint8)
-            is_quick = entries & (records.MEETS | records.HARD_FORM | records.SILENT_FORM) == 0
+            points, quick = self._page(0)[:128], np.zeros(256, np.uint8)
+            is_quick = points[:, 0] & (records.MEETS | records.HARD_FORM | records.SILENT_FORM) == 0
             is_quick[0] = False  # a run with a zero byte has no key
-            quick = np.append(np.where(is_quick, ascii_classes, 0), np.zeros(128)).astype(np.uint8)
+            quick[:128] = np.where(is_quick, points[:, 0] & np.uint64(0xFF), 0)
             finds, is_inside, stops = self._quick_words(quick)
-            fields: dict[str, NDArray[Any]]
-            fields = {
-                "ascii": ascii_classes,
-                "quick": quick,
-                "stops": stops,
-                "ends": ranges_of(~is_inside),
-                "steps": rules.steps,
-                "skips": self._skips(quick),
-                "starts": rules.starts,
-                "cuts": rules.cuts,
-            }
-            points = self._page(0)[:128]
             folds = finds == records.RUNS and bool(stops[ord("@")] != records.NOT_QUICK)
             folds = folds and np.array_equal(points[65:91], points[97:123])
-            self._rule_fields = {name: read_only(array) for name, array in fields.items()} | {
+            arrays: dict[str, NDArray[Any]] = {"quick": quick, "stops": stops, "ends": ranges_of(~is_inside)}
+            arrays |= {"skips": self._skips(quick), "steps": rules.steps, "starts": rules.starts, "cuts": rules.cuts}
+            self._rule_fields = {name: read_only(array) for name, array in arrays.items()} | {
                 "finds": finds,
                 "has_marks": int(self.forms.composes if finds == records.RUNS else self._looks),
                 "fold": records.FOLD if folds else np.uint64(0),
             }
-        return tables._replace(**self._rule_fields)
+        return self._rule_fields
 
     def _skips(self, quick: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """The field `skips` of records.WordTables. quick: the field of that name."""
+        """Return the field `skips` of records.WordTables. quick: the field of that name."""
         steps, classes = self._rules.steps.reshape(-1, records.CLASSES), quick[[*string.ascii_lowercase.encode()]]
         loops = np.arange(steps.shape[0]) | int(records.ENDED)
         return np.logical_and((steps[:, classes] == loops[:, None]).all(axis=1), classes.all())
@@ -250,8 +228,8 @@ class Words:
         kinds = [*map(self._kind, form)]
         if "keep" in (kinds[0], kinds[-1]) or ("keep", "keep") in pairwise(kinds):
             return None  # it may be part of a longer word
-        ids = [self._characters.get(c, self._constants.unk) for c in form if self._kind(c) != "drop"]
-        if len(ids) > min(len(point.encode()), 3) or not self._forbidden.isdisjoint(ids):
+        ids = [self._characters.get(c, self._constants["unk"]) for c in form if self._kind(c) != "drop"]
+        if len(ids) > min(len(point.encode()), 3) or self.special[ids].any():
             return None
         id_bits, count_place = (20, 60) if self.dtype == np.uint32 else (16, 48)
         value = len(ids) << count_place
@@ -259,20 +237,16 @@ class Words:
             value |= token_id << id_bits * k
         return value
 
-    def new_tables(self) -> WordTables:
-        """The kernel's tables with the constant fields shared, and new entries, in which no code point is known."""
-        # The kernel takes the classes of ASCII from an array of their own, so it does not ask for their entries.
-        points, kinds = np.zeros((NUM_CODE_POINTS, 2), np.uint64), np.zeros(NUM_CODE_POINTS, np.uint8)
-        return self.with_page(self._constants._replace(points=points, kinds=kinds), 0)
-
-    def with_page(self, tables: WordTables, number: int) -> WordTables:
-        """The tables of a thread with the entries of a page of code points."""
+    def with_page(self, number: int, tables: WordTables | None = None) -> WordTables:
+        """Return the tables of a thread with the entries of a page of code points. None: new tables, for page 0."""
         with self._probing:
+            points = tables.points if tables else np.zeros((NUM_CODE_POINTS, 2), np.uint64)
+            kinds = tables.kinds if tables else np.zeros(NUM_CODE_POINTS, np.uint8)
             page = slice(number * PAGE, (number + 1) * PAGE)
-            tables.points[page] = self._page(number)
-            tables.kinds[page] = self._kinds[tables.points[page, 0] & np.uint64(0xFF)]
-            tables.kinds[1:128] = _ascii_kinds()
-            return self._with_rules(tables)
+            points[page] = self._page(number)
+            kinds[page] = self._kinds[points[page, 0] & np.uint64(0xFF)]
+            kinds[1:128] = _ascii_kinds()
+            return WordTables(**self._constants, **self._fields_of_rules(), points=points, kinds=kinds)
 
     def _page(self, number: int) -> NDArray[Any]:
         """Return the entries of 256 code points, which never change. The caller holds the lock."""
@@ -294,13 +268,13 @@ class Words:
             self._source.keep(self._kept, values | {"classes": classes})
 
     def is_stable(self, before: int, point: int) -> bool:
-        """Whether two code points side by side leave each other alone."""
+        """Return whether two code points side by side leave each other alone."""
         ignores = self.forms.collapses or self._cut.drops[0]
         with self._probing:
             return self.forms.are_stable(chr(before), chr(point), ignore_spaces=ignores)
 
     def for_library(self, texts: Sequence[str], where: int) -> tuple[tokenizers.Tokenizer, Sequence[str]]:
-        """The tokenizer that gives the ids of hard runs, and what it must get. where: as in records.Output.hard."""
+        """Return the tokenizer that gives the ids of hard runs, and what it must get. where: of records.Output.hard."""
         cut = self._cut
         is_word = where in (records.ONE_WORD, records.WITH_PREFIX)
         has_edges = cut.prefix_when in (EACH_PIECE, FIRST_PIECE) or self.forms.strips
@@ -309,8 +283,8 @@ class Words:
         if is_word:
             texts = [self._spelled(text) for text in texts]
         if where == records.WITH_PREFIX:
-            has_it = self._prefix if not cut.prefix_always else None
-            texts = [text if has_it and text.startswith(has_it) else self._prefix + text for text in texts]
+            has_it = not cut.prefix_always
+            texts = [text if has_it and text.startswith(cut.prefix) else cut.prefix + text for text in texts]
         kind = records.ONE_WORD if is_word else where
         with self._probing:
             if kind not in self._inner:
@@ -319,11 +293,11 @@ class Words:
 
     def _may_cut(self, before: str, after: str) -> bool:
         forms = self.forms.normal(before), self.forms.normal(after)
-        a, b = self._rules.classes([(matches, 0) for matches in self._rules.matches("".join(forms))][:2])
+        a, b = self._classes("".join(forms)[:2])
         return forms != (before, after) or bool(self._rules.cuts[a * records.CLASSES + b])
 
     def _spelled(self, text: str) -> str:
-        """A text as it reaches the model."""
+        """Return a text as it reaches the model."""
         form = self.forms.normal(text)
         if self.forms.collapses:
             form = re.sub(" +", " ", form)
@@ -371,18 +345,18 @@ class Words:
         return entries
 
     def _is_hard(self, point: str, form: str, kinds: set[int]) -> bool:
-        """Whether a normal form fits no entry. kinds: the leaves that match its characters."""
-        size = len(form) if self._constants.max_chars else len(form.encode())  # of its ids, at most
+        """Return whether a normal form fits no entry. kinds: the leaves that match its characters."""
+        size = len(form) if self._constants["max_chars"] else len(form.encode())  # of its ids, at most
         longer = size > len(point.encode())  # the room for ids is counted in bytes of text: at most 4
         longer = longer or len(form.encode()) > MOST_FORM_BYTES
         several = len(kinds) > 1 or (len(form) > 1 and not self._rules.repeatable(min(kinds)))
         if (longer and form != SPACE) or several or self.forms.is_hard(point, form):
             return True
-        letters = "".join(map(LETTERS_OF_BYTES.__getitem__, form.encode()))
+        letters = "".join(map(BYTE_LETTERS.__getitem__, form.encode()))
         return letters != form and any(self._cut_bytes.matches(form + letters))
 
     def _entry(self, point: str, form: str, number: int, meets: bool, is_hard: bool) -> tuple[int, int]:  # noqa: FBT001
-        """The entry of a code point, two uint64.
+        """Return the entry of a code point, two uint64.
 
         First: the class in bits 0 to 7; the number of bytes of the normal form in bits 8 to 15, of its characters in
         bits 16 to 23; records.MEETS and so on from bit 24; bytes 8 to 11 in bits 32 to 63. Second: bytes 0 to 7.
@@ -394,7 +368,7 @@ class Words:
             (not form and not is_hard, records.SILENT_FORM),
             (form == " ", records.SPACE_FORM),
             (self.forms.is_blank(point), records.BLANK),
-            (bool(self._prefix) and spelled.startswith(self._prefix), records.PREFIXED),
+            (self._cut.prefix != "" and spelled.startswith(self._cut.prefix), records.PREFIXED),
         ]
         entry = number | sum(int(flag) for is_set, flag in flags if is_set)
         if is_hard:
@@ -405,7 +379,7 @@ class Words:
 
 
 def _ascii_kinds() -> NDArray[np.uint8]:
-    """uint8 [127]: the kinds of ASCII characters from 1 on, see records.WordTables."""
+    """Return the kinds of ASCII characters from 1 on, see records.WordTables: uint8 [127]."""
     kinds = np.full(128, records.IS_OTHER)
     kinds[[*string.ascii_letters.encode()]] = records.IS_LETTER
     kinds[[*string.digits.encode()]] = records.IS_NUMBER
@@ -414,7 +388,7 @@ def _ascii_kinds() -> NDArray[np.uint8]:
 
 
 def inner_tokenizer(source: Source, *, where: int, each_word: bool) -> tokenizers.Tokenizer:
-    """The tokenizer for text that does not begin a text: it puts nothing before it.
+    """Return the tokenizer for text that does not begin a text: it puts nothing before it.
 
     where: IN_MIDDLE: it strips nothing. LATER_PIECE: it strips. ONE_WORD: for a single word as it reaches the model; it
     does not normalize and cut it either. each_word: whether a prefix is put before each word; then it stays.

@@ -7,7 +7,7 @@ from numba import int64, uint64
 
 from bertdata.bits import trailing_zeros
 from bertdata.jit import jit
-from bertdata.tokenize.kernels.bits import decoded, in_ranges64
+from bertdata.tokenize.kernels.bits import decoded, in_ranges64, last_begin
 from bertdata.tokenize.kernels.tries import longest_token
 
 
@@ -73,8 +73,6 @@ def find_hazards(text, starts, stops, hazards, adjacent, watched, is_harmed):
                     after = hazards[point]
                     k += width
                 while hazard == 1 and before == 1 and i > start:
-                    i -= 1
-                    while i > start and text[i] & 0xC0 == 0x80:
-                        i -= 1
+                    i = last_begin(text, start, i - 1)
                     before = hazards[decoded(text, i)[0]]
                 is_harmed[piece] = hazard == 2 or (hazard == 1 and adjacent[before, after])

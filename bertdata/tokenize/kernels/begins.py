@@ -11,7 +11,7 @@ from numba import int64, uint64
 
 from bertdata.bits import trailing_zeros
 from bertdata.jit import part
-from bertdata.tokenize.kernels.bits import decoded, in_ranges64, ranges, write_places
+from bertdata.tokenize.kernels.bits import decoded, in_ranges64, last_begin, ranges, write_places
 from bertdata.tokenize.kernels.records import (
     CODE_POINT,
     GPT2_WORDS,
@@ -42,7 +42,7 @@ APOSTROPHES, ZERO_BYTES, HIGH_BYTES = ranges("''"), ranges("\0\0"), ranges("\x80
 
 @part(forceinline=True)
 def _below(count):
-    """The lowest `count` bits, all if there are 64 or more."""
+    """Return the lowest `count` bits, all if there are 64 or more."""
     if count >= 64:
         return ALL
     return (ONE << uint64(count)) - ONE if count > 0 else uint64(0)
@@ -50,7 +50,7 @@ def _below(count):
 
 @part(forceinline=True)
 def _after(bits, carry):
-    """The bits of the bytes after those of `bits`. carry: whether the first byte is one, 0 or 1."""
+    """Return the bits of the bytes after those of `bits`. carry: whether the first byte is one, 0 or 1."""
     return (bits << ONE) | carry
 
 
@@ -61,9 +61,7 @@ def _add_others(text, i, begin, end, high, bits, kinds):
     high: their bytes. bits: RunTables.bits. Return -1, or the place of a character whose kind is not known.
     """
     while high != uint64(0):
-        place = i + trailing_zeros(high)
-        while text[place] & 0xC0 == 0x80 and place > begin:
-            place -= 1
+        place = last_begin(text, begin, i + trailing_zeros(high))
         point, width = decoded(text, place)
         first, stop = max(place - i, 0), min(place + width - i, 64)
         own, kind = _below(stop) & ~_below(first), kinds[point]
@@ -112,7 +110,7 @@ def _block(text, i, begin, end, kinds, bits):
 
 @part(forceinline=True)
 def _with_contractions(text, i, left, begins, apostrophes, folds, carry):
-    """Where words begin if contractions such as 's and 'll are words: not inside these, and after them.
+    """Return where words begin if contractions such as 's and 'll are words: not inside these, and after them.
 
     folds: whether capital letters count too.
     """
@@ -157,7 +155,7 @@ def _gpt2_begins(text, i, begin, end, kinds, bits, carry):
 
 @part()
 def _has_newline(text, i, end, kinds):
-    """Whether the blanks from byte i on have a newline among them, and what `_add_others` returns."""
+    """Return whether the blanks from byte i on have a newline among them, and what `_add_others` returns."""
     while i < end:
         point, width = decoded(text, i)
         if point == 10 or point == 13:  # noqa: PLR1714
@@ -168,34 +166,18 @@ def _has_newline(text, i, end, kinds):
     return False, int64(-1)
 
 
-@part()
-def _group_begins(numbers, inside, carry):
-    """Where groups of up to three digits begin, digit by digit."""
-    size, begins = int64(carry[DIGITS]), uint64(0)
-    for k in range(64):
-        bit = ONE << uint64(k)
-        if numbers & bit == uint64(0):
-            size = 0
-        elif inside & bit == uint64(0):
-            if size == 0:
-                begins |= bit
-            size = size + 1 if size < 2 else 0
-    carry[DIGITS] = uint64(size)
-    return begins
-
-
 @part(forceinline=True)
 def _number_begins(numbers, inside, carry):
-    """Where groups of up to three digits begin."""
-    before = _after(numbers, carry[NUMBERS])
-    longer = numbers & (numbers << ONE) & (numbers << uint64(2)) & (numbers << uint64(3))
-    if (carry[NUMBERS] & numbers) | longer | (inside & numbers) != uint64(0):
-        return _group_begins(numbers, inside, carry)
-    size = 0
-    while size < 3 and (numbers << uint64(size)) >> uint64(63) != uint64(0):
-        size += 1
-    carry[DIGITS] = uint64(size if size < 3 else 0)
-    return numbers & ~before
+    """Return the bits of the digits at which groups of up to three begin."""
+    is_next, rest, size, begins = _after(numbers, carry[NUMBERS]), numbers & ~inside, carry[DIGITS], uint64(0)
+    while rest != uint64(0):
+        bit = rest & (~rest + ONE)
+        if is_next & bit == uint64(0) or size == uint64(3):
+            begins, size = begins | bit, uint64(0)
+        size += ONE
+        rest ^= bit
+    carry[DIGITS] = size
+    return begins
 
 
 @part(forceinline=True)
@@ -273,11 +255,8 @@ def find_words(text, i, end, tables, runs, state):
 
 @part()
 def _is_cut(text, place, stop, kinds):
-    """Whether the words before a place are the same whatever stands from byte `stop` on."""
+    """Return whether the words before a place are the same whatever stands from byte `stop` on."""
     blank, width = decoded(text, place)
     if kinds[blank] != IS_BLANK or place + width >= stop:
         return False
-    place -= 1
-    while text[place] & 0xC0 == 0x80:
-        place -= 1
-    return kinds[decoded(text, place)[0]] == IS_LETTER
+    return kinds[decoded(text, last_begin(text, 0, place - 1))[0]] == IS_LETTER

@@ -22,7 +22,7 @@ def ranges(*pairs: str) -> Any:
 
 @intrinsic
 def in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is in one of RANGES ranges (least, most - least).
+    """Return a bit for each of the 64 bytes at an offset: 1 where it is in one of RANGES ranges (least, most - least).
 
     Ranges that are a constant are part of the compiled code.
     """
@@ -49,7 +49,7 @@ def in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
 
 @part(forceinline=True)
 def decoded(text, i):
-    """The code point at byte i of valid UTF-8 and its width."""
+    """Return the code point at byte i of valid UTF-8 and its width."""
     point = int64(text[i])
     if point < 0x80:
         return point, 1
@@ -59,6 +59,14 @@ def decoded(text, i):
         return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
     point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
     return min(point, 0x10FFFF), 4
+
+
+@part(forceinline=True)
+def last_begin(text, begin, i):
+    """Return the byte at which the code point that has byte i begins; not before byte `begin`."""
+    while text[i] & 0xC0 == 0x80 and i > begin:
+        i -= 1
+    return i
 
 
 @intrinsic

@@ -7,7 +7,7 @@ from numba import int64, uint64
 
 from bertdata.bits import trailing_zeros
 from bertdata.jit import part
-from bertdata.tokenize.kernels.bits import decoded, in_ranges64, ranges
+from bertdata.tokenize.kernels.bits import decoded, in_ranges64, last_begin, ranges
 from bertdata.tokenize.kernels.records import (
     BEFORE,
     BLANK,
@@ -34,14 +34,14 @@ MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left
 
 @part()
 def strip(text, start, stop, strips, points, state):
-    """What is left of text[start:stop] if blank code points at its ends are removed: its start, its stop, and a code.
+    """Return the start and the stop of text[start:stop] without blank code points at its ends, and a code.
 
     strips: of WordTables. The code is UNKNOWN_CODE_POINT if an entry is missing. It is MAY_DIFFER if neighbours may
     change what is removed, as a mark after a blank does.
     """
     begin, place, code, has_marks = start, stop, DONE, False
     while start < stop and strips & STRIPS_LEFT != 0:
-        entry, width = _entry(text, start, points, state)
+        entry, width = entry_at(text, start, points, state)
         if entry == uint64(0):
             return start, stop, UNKNOWN_CODE_POINT
         if entry & BLANK == uint64(0):
@@ -50,8 +50,8 @@ def strip(text, start, stop, strips, points, state):
             break
         start += width
     while start < place and strips & STRIPS_RIGHT != 0:
-        place = _before(text, start, place)
-        entry, width = _entry(text, place, points, state)
+        place = last_begin(text, start, place - 1)
+        entry, width = entry_at(text, place, points, state)
         if entry == uint64(0):
             return start, stop, UNKNOWN_CODE_POINT
         if entry & BLANK != uint64(0) and not has_marks:
@@ -65,33 +65,24 @@ def strip(text, start, stop, strips, points, state):
     return start, stop, code if strips & STRIPS_LATE != 0 else DONE
 
 
-@part()
-def _entry(text, i, points, state):
-    """The entry of the code point at byte i, and its width. The code point is noted in case the entry is missing."""
+@part(forceinline=True)
+def entry_at(text, i, points, state):
+    """Return the entry of the code point at byte i, and its width. state[CODE_POINT] becomes the code point."""
     point, width = decoded(text, i)
     state[CODE_POINT] = point
     return points[point, 0], width
 
 
 @part()
-def _before(text, begin, i):
-    """Where the code point before byte i begins; i is after byte `begin`."""
-    i -= 1
-    while i > begin and text[i] & 0xC0 == 0x80:
-        i -= 1
-    return i
-
-
-@part()
 def is_unstable(text, begin, start, stop, points, stable, state):
-    """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
+    """Return 1 if a code point in text[start:stop] may change another one, else 0; minus the code of what is missing.
 
     begin: where the piece begins. Each code point that may change others is tested against all before it, back to the
     last that changes none. Many of them in a row, or two after an ASCII character, count as unstable untested.
     """
     i = start
     while i > begin:  # back to a code point that changes none
-        i = _before(text, begin, i)
+        i = last_begin(text, begin, i - 1)
         point, width = decoded(text, i)
         if points[point, 0] & (MEETS | SILENT_FORM) == uint64(0):
             break
@@ -128,14 +119,14 @@ def is_unstable(text, begin, start, stop, points, stable, state):
 
 @part()
 def cut_after(text, i, stop, points, cuts, state):
-    """The first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
+    """Return the first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
 
     -1: an entry is missing. Before and after the place stand code points that change nothing, and no word contains
     both. The one before is not stripped at the end of a text.
     """
     previous = uint64(0)  # class of the code point before, 0 if it may change something
     while i < stop:
-        entry, width = _entry(text, i, points, state)
+        entry, width = entry_at(text, i, points, state)
         if entry == uint64(0):
             return -1
         kind = entry & uint64(0xFF)
@@ -144,7 +135,7 @@ def cut_after(text, i, stop, points, cuts, state):
         if previous != uint64(0) and kind != uint64(0) and cuts[previous * uint64(CLASSES) + kind]:
             if i + width >= stop:
                 return i
-            following = _entry(text, i + width, points, state)[0]
+            following = entry_at(text, i + width, points, state)[0]
             if following == uint64(0):
                 return -1
             if following & (MEETS | HARD_FORM | SILENT_FORM) == uint64(0):
@@ -155,7 +146,7 @@ def cut_after(text, i, stop, points, cuts, state):
 
 
 @part(forceinline=True)
-def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
+def walk(text, i, end, automaton, points, steps, skips, state):
     """Find where the automaton ends the word at byte i: -1 if none begins there.
 
     Return a code, that place, the place after the last code point that was read, and the flags of all steps.
@@ -164,12 +155,8 @@ def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
     while True:
         kind = uint64(0)
         if place < end:
-            point, width = int64(text[uint64(place)]), 1
-            if point < 0x80:
-                kind = uint64(ascii_classes[uint64(point)])
-            else:
-                point, width = decoded(text, place)
-                kind = points[point, 0] & uint64(0xFF)
+            point, width = decoded(text, place)
+            kind = points[point, 0] & uint64(0xFF)
             if kind == uint64(0):
                 state[CODE_POINT] = point
                 return UNKNOWN_CODE_POINT, word_stop, place, flags
@@ -190,14 +177,14 @@ def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
 
 
 @part()
-def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, skips, state):
-    """Where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
+def word_end(text, i, stop, start_state, keeps_gaps, points, steps, skips, state):
+    """Return where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
 
     keeps_gaps: whether text between words is a word too; then that is found from where it begins.
     """
     begin = i
     while i < stop:
-        code, word_stop, _, _ = walk(text, i, stop, uint64(start_state), points, ascii_classes, steps, skips, state)
+        code, word_stop, _, _ = walk(text, i, stop, uint64(start_state), points, steps, skips, state)
         if code != DONE:
             return int64(-2)
         if not keeps_gaps or word_stop >= 0:

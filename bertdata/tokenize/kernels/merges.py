@@ -8,7 +8,7 @@ from numba import int64, uint64
 from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.records import EMPTY
 from bertdata.tokenize.kernels.runs import GOLDEN
-from bertdata.tokenize.kernels.tries import whole_word
+from bertdata.tokenize.kernels.tries import longest_token
 
 NO_RANK = np.int64(1 << 62)
 SILVER = np.uint64(0xD6E8FEB86659FD93)
@@ -19,13 +19,13 @@ SUFFIX = 0xFF  # the byte, of no character, that stands for what marks the end o
 
 @part(forceinline=True)
 def _slot(key, factor, slots):
-    """One of the two slots in which a key may be in a table of merges of so many slots, a power of two."""
+    """Return one of the two slots of a key in a table of merges of so many slots, a power of two."""
     return ((key * factor) >> uint64(40)) & uint64(slots - 1)
 
 
 @part(forceinline=True)
 def rank_of(pairs, left, right):
-    """The rank of the merge of two ids, NO_RANK if they are not merged. It has no branch, as no processor could
+    """Return the rank of the merge of two ids, NO_RANK if they are not merged. It has no branch, as no processor could
     predict it.
 
     pairs: see `add_pairs`.
@@ -68,17 +68,15 @@ def merge(size, pairs, merged, ids, ranks):
 
 @jit(arrays=True)
 def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
-    """Set is_reached[r] for each rank of a merge that can happen in a word. Return False if a token is too long.
+    """Set is_reached[r] for each rank of a merge that can happen in a word.
 
     Inside a word, a token is made by the same merges as if its bytes were alone. So no other merge makes it than the
-    last one there. text, bounds: the bytes of all tokens. byte_ids: int64 [1 or 2, 256], [1] of bytes before SUFFIX.
-    pairs, merged: as in WordTables, of ids. is_reached: bool [num_ranks], False.
+    last one there. text, bounds: the bytes of all tokens, at most LONGEST_TOKEN of each. byte_ids: int64 [1 or 2, 256],
+    [1] of bytes before SUFFIX. pairs, merged: as in WordTables, of ids. is_reached: bool [num_ranks], False.
     """
     ids, ranks = np.zeros(LONGEST_TOKEN, np.int64), np.zeros(LONGEST_TOKEN, np.int64)
     for t in range(bounds.size - 1):
         size = bounds[t + 1] - bounds[t]
-        if size > LONGEST_TOKEN:
-            return False
         has_ids = True
         at_end = int64(byte_ids.shape[0] > 1 and text[bounds[t + 1] - 1] == SUFFIX)
         size -= at_end
@@ -89,7 +87,6 @@ def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
             count, last = merge(size, pairs, merged, ids, ranks)
             if count == 1:
                 is_reached[last] = True
-    return True
 
 
 @jit()
@@ -119,10 +116,9 @@ def character_ids(word, size, tables, ids):
     count, i, in_unknown = 0, 0, False
     while i < size:
         width = 1 if word[i] < 0x80 else 2 if word[i] < 0xE0 else 3 if word[i] < 0xF0 else 4
-        found = whole_word(
-            word, i, i + width, tables.trie, int64(i + width == size)
-        )  # root 1: characters that end a word
-        if found >= 0:
+        is_last = int64(i + width == size)  # root 1: characters that end a word
+        found, after = longest_token(tables.trie, is_last, word, i, i + width)
+        if after == i + width:
             ids[count] = found
             count += 1
             in_unknown = False

@@ -9,9 +9,8 @@ import numpy as np
 PADDING = 80  # bytes that must be readable after the text
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # of a table of runs: it has no such run; of a table of merges: a free slot
 # What the kernels return: all text is encoded; the entry of state[CODE_POINT] is missing; what `tokenizers` does with
-# the code points state[BEFORE] and state[CODE_POINT] side by side is missing; `Output.hard` is full; the text gives the
-# id of a special token
-DONE, UNKNOWN_CODE_POINT, UNKNOWN_PAIR, TOO_MANY_HARD, GIVES_SPECIAL = range(5)
+# the code points state[BEFORE] and state[CODE_POINT] side by side is missing; `Output.hard` is full
+DONE, UNKNOWN_CODE_POINT, UNKNOWN_PAIR, TOO_MANY_HARD = range(4)
 # Indexes of `Output.state`
 PIECE, BYTE, PLACE, NUM_HARD, CODE_POINT, BEFORE, HAS_BEGUN, REPLACED, LEVEL, LIMITS = range(10)
 MOST_RULES = 8
@@ -67,7 +66,6 @@ class WordTables(NamedTuple):
 
     points: Any  # uint64 [0x110000, 2]: an entry for each code point (words.py packs them); 0: not known yet
     kinds: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point, if the words of a rule are found
-    ascii: Any  # uint8 [128]: class of each ASCII character
     quick: Any  # uint8 [256]: class of each ASCII character that is not hard and changes no other; 0 for other bytes
     steps: Any  # uint16 [num_states * CLASSES]: see rules.Rules
     skips: Any  # bool [num_states]: whether the letters a to z leave a state as it is, and a word may end before each
@@ -101,7 +99,7 @@ class WordTables(NamedTuple):
     fuse_unk: int  # 1: unknown characters side by side are one token, else 0
     max_chars: int  # WORD_PIECE: a word with more characters is unknown
     special: Any  # bool [vocab_size]: whether text may not give the id
-    special_to: int  # id that is written in place of such an id, -1 if there is none
+    special_to: int  # id that is written in place of such an id, -1 if there is none and the ids are of no use
 
 
 class RunTables(NamedTuple):
@@ -144,7 +142,7 @@ class Added(NamedTuple):
     """Added tokens to search a text for."""
 
     trie: Any  # uint64 [n]: their spellings, each with its number; see `child_of`
-    ids: Any  # int64 [num_tokens]: the id of each; -1: the token is passed over
+    ids: Any  # int64 [num_tokens]: the id of each; -1: the token stays text; -2: `tokenizers` encodes the whole text
     begins: Any  # bool [65536]: whether a token begins with two bytes, the first times 256 plus the second
     first: Any  # uint8 [RANGES, 2]: ranges (least, most - least) that hold all first bytes of tokens
     second: Any  # uint8 [RANGES, 2]: the same for all second bytes

@@ -22,7 +22,10 @@ KEY_MASKS = np.array([half for mask in _MASKS for half in (mask & (1 << 64) - 1,
 
 @part(forceinline=True)
 def put_ids(out, p, value):
-    """Write the ids of a value at out[p:] and return how many they are. Always writes three places."""
+    """Write the ids of a value at out[p:] and return its count. Always writes three places, or four of two bytes each.
+
+    A second value of a slot has the count 0, and four ids if they take two bytes each.
+    """
     if out.itemsize == 2:
         store64(out, 2 * p, value)
         return int64(value >> uint64(48))
@@ -32,39 +35,25 @@ def put_ids(out, p, value):
 
 
 @part(forceinline=True)
-def put_more(out, p, more):
-    """Write the ids of the second value of a slot at out[p:]: three, or four of two bytes each."""
-    if out.itemsize == 2:
-        store64(out, 2 * p, more)
-    else:
-        put_ids(out, p, more)
-
-
-@part(forceinline=True)
 def most_ids(out):
-    """How many ids the two values of a slot hold."""
+    """Return how many ids the two values of a slot hold."""
     return uint64(7) if out.itemsize == 2 else uint64(6)
 
 
 @part(forceinline=True)
 def num_ids(out, value):
-    """How many ids a value holds, UNPACKED if they are in the pool."""
+    """Return how many ids a value holds, UNPACKED if they are in the pool."""
     return value >> uint64(48) if out.itemsize == 2 else value >> uint64(60)
 
 
 @part(forceinline=True)
-def packed(out, ids, first, stop):
-    """The bits of a value, or of a second one, for ids[first:stop]."""
-    bits, value = uint64(16) if out.itemsize == 2 else uint64(20), uint64(0)
+def packed(out, ids, first, stop, count):
+    """Return the bits of a value that holds a count and ids[first:stop]; of a second value, for the count 0."""
+    bits = uint64(16) if out.itemsize == 2 else uint64(20)
+    value = uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
     for k in range(first, stop):
         value |= uint64(ids[k]) << (uint64(k - first) * bits)
     return value
-
-
-@part(forceinline=True)
-def counted(out, count):
-    """The bits of a value that say how many ids there are."""
-    return uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
 
 
 @part(forceinline=True)
@@ -89,26 +78,20 @@ def put_hard(output, start, stop, place, where):
 
 @part(forceinline=True)
 def near_key(text, start, length):
-    """The first 8 bytes of a run of up to 16 bytes, and the others, with zeros behind; of a longer run zeros."""
+    """Return the first 8 bytes of a run of up to 16 bytes, and the others, with zeros behind; of a longer run zeros."""
     m = uint64(2 * min(length, 17))
     return load64(text, start) & KEY_MASKS[m], load64(text, start + 8) & KEY_MASKS[m + uint64(1)]
 
 
 @part(forceinline=True)
-def near_set(near, key, rest):
-    """The slot of RunTables.near where the search for a run begins."""
-    return (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(42)) & uint64(near.size - 8)
-
-
-@part(forceinline=True)
-def far_set(far, run_hash):
-    """The slot of RunTables.far where the search for a longer run begins."""
-    return (run_hash >> uint64(42)) & uint64(far.size - 8)
+def first_slot(table, key, rest):
+    """Return the slot of RunTables.near or RunTables.far where the search for a run begins. key, rest: see `key_of`."""
+    return (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(42)) & uint64(table.size - 8)
 
 
 @part()
 def hash_of(text, start, length):
-    """The hash of a run of 9 bytes or more."""
+    """Return the hash of a run of 9 bytes or more."""
     h = uint64(length)
     for k in range(0, length - 8, 8):
         h = (h ^ load64(text, start + k)) * GOLDEN
@@ -119,13 +102,13 @@ def hash_of(text, start, length):
 
 @part(forceinline=True)
 def key_of(text, start, length):
-    """The key of a run of up to LONGEST_KEY bytes, two words: EMPTY and its hash if it has more than 16 bytes."""
+    """Return the key of a run of up to LONGEST_KEY bytes, two words: EMPTY and its hash for more than 16 bytes."""
     return near_key(text, start, length) if length <= 16 else (EMPTY, hash_of(text, start, length))
 
 
 @part(forceinline=True)
 def _is_spelled(text, start, length, spelled, place):
-    """Whether a run of 8 bytes or more is what is at a place of RunTables.spelled."""
+    """Return whether a run of 8 bytes or more is what is at a place of RunTables.spelled."""
     k, last = 0, length - 8
     while k < last and load64(text, start + k) == load64(spelled, place + k):
         k += 8
@@ -135,15 +118,14 @@ def _is_spelled(text, start, length, spelled, place):
 @part()
 def put_run(text, start, length, key, rest, out, p, near, far, spelled, pool):
     """Write the ids of a run with a key at out[p:]. Return how many, -1 if the tables do not have the run."""
-    table, is_far = near, key == EMPTY
-    if is_far:
-        table, key = far, rest
-    j = far_set(table, rest) if is_far else near_set(table, key, rest)
+    is_far = key == EMPTY
+    table = far if is_far else near
+    j = first_slot(table, key, rest)
     for k in range(4):
         slot = j ^ uint64(4 * k)
         found, more = table[slot], table[slot + uint64(1)]
         if is_far:
-            is_alike = found == key and more & uint64(0xFF) == uint64(length)
+            is_alike = found == rest and more & uint64(0xFF) == uint64(length)
             if is_alike and _is_spelled(text, start, length, spelled, int64(more >> uint64(8))):
                 return _put_slot(out, p, table, slot, pool)
         elif found == key and more == rest:
@@ -163,7 +145,7 @@ def _put_slot(out, p, table, slot, pool):
         return count
     put_ids(out, p, value)
     if size > uint64(3):
-        put_more(out, p + 3, table[slot + uint64(3)])
+        put_ids(out, p + 3, table[slot + uint64(3)])
     return int64(size)
 
 
@@ -178,18 +160,18 @@ def keep_run(text, start, length, key, rest, ids, count, out, runs):
         return
     if used[0] + length > runs.spelled.size or used[1] + count > runs.pool.size:
         near[:], runs.far[:], used[:] = uint64(0), uint64(0), 0
-    value, more = counted(out, min(count, int64(UNPACKED))) | packed(out, ids, 0, min(count, 3)), uint64(0)
+    value, more = packed(out, ids, 0, min(count, 3), min(count, int64(UNPACKED))), uint64(0)
     if count > int64(most_ids(out)):
-        value = counted(out, UNPACKED) | uint64(used[1]) | (uint64(count) << uint64(32))
+        value = packed(out, ids, 0, 0, UNPACKED) | uint64(used[1]) | (uint64(count) << uint64(32))
         for k in range(count):
             runs.pool[used[1] + k] = ids[k]
         used[1] += count
     elif count > 3:
-        more = packed(out, ids, 3, count)
-    table, j = near, near_set(near, key, rest)
+        more = packed(out, ids, 3, count, 0)
+    table = runs.far if key == EMPTY else near
+    j = first_slot(table, key, rest)
     if key == EMPTY:
-        table, j, key = runs.far, far_set(runs.far, rest), rest
-        rest = (uint64(used[0]) << uint64(8)) | uint64(length)
+        key, rest = rest, (uint64(used[0]) << uint64(8)) | uint64(length)
         for k in range(length):
             runs.spelled[used[0] + k] = text[start + k]
         used[0] += length
@@ -219,7 +201,7 @@ def keep_runs(text, runs_of_text, ids, bounds, out, runs):
 
 @part()
 def stable_place(stable, key):
-    """The slot of a pair of code points in RunTables.stable, or the free slot where it belongs."""
+    """Return the slot of a pair of code points in RunTables.stable, or the free slot where it belongs."""
     mask = uint64(stable.size - 1)
     j = ((uint64(key) * GOLDEN) >> uint64(40)) & mask
     while stable[j] != 0 and stable[j] >> 1 != key:

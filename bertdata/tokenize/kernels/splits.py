@@ -25,7 +25,7 @@ LEFT, RIGHT, SHORTER, LENGTH = range(4)  # columns of WordTables.symbols
 
 @part(forceinline=True)
 def stay_apart(left, right, tables):
-    """Whether merging leaves two symbols side by side as they are.
+    """Return whether merging leaves two symbols side by side as they are.
 
     It goes back in time, from the two symbols to the bytes at the border, and looks for a merge across the border that
     comes before the merge that was undone last. Of equal merges the leftmost comes first.
@@ -34,44 +34,44 @@ def stay_apart(left, right, tables):
     while rank_of(pairs, left, right) >= limit:
         is_left = left > right  # the one of them that came last; of equal ones the right one
         last = max(left, right)
-        part = int64(symbols[uint64(last), RIGHT if is_left else LEFT])
-        if part < 0:
+        inner = int64(symbols[uint64(last), RIGHT if is_left else LEFT])
+        if inner < 0:
             return True
         limit = last if is_left else last + 1
-        left, right = part if is_left else left, right if is_left else part
+        left, right = inner if is_left else left, right if is_left else inner
     return False
 
 
 @part(forceinline=True)
-def cut_word(text, start, stop, tables, chain, dead):
-    """Write the symbols of the word text[start:stop] to `chain`, and return how many they are.
+def cut_word(word, size, tables, chain, dead):
+    """Write the symbols of word[:size] to `chain`, and return how many they are.
 
     If the word is a token that no merge makes, but WordTables.trie has it, its number is written. Return 0 if merging
-    gives a symbol that is not sorted. dead: uint64 [at least (stop - start) / 64 + 1], scratch memory: places from
-    which no cut leads on.
+    gives a symbol that is not sorted. dead: uint64 [at least size / 64 + 1], scratch memory: places from which no cut
+    leads on.
     """
     trie, symbols = tables.trie, tables.symbols
-    for k in range(((stop - start) >> 6) + 1):
+    for k in range((size >> 6) + 1):
         dead[k] = uint64(0)
-    at, count, is_new, symbol = start, 0, True, int64(-1)
-    while at < stop:
+    i, count, is_new, symbol = 0, 0, True, int64(-1)
+    while i < size:
         if is_new:
-            entry, k = trie[0], at
-            while k < stop:
-                entry = child_of(trie, entry, text[k])
+            entry, k = trie[0], i
+            while k < size:
+                entry = child_of(trie, entry, word[k])
                 if entry == uint64(0):
                     break
                 k += 1
                 found = token_of(entry)
                 if found >= symbols.shape[0]:
-                    if at == start and k == stop:
+                    if i == 0 and k == size:
                         chain[0] = found
                         return 1
                 elif found >= 0:
                     symbol = found
         while symbol >= 0:
-            place = at + int64(symbols[uint64(symbol), LENGTH]) - start
-            is_dead = (dead[uint64(place >> 6)] >> uint64(place & 63)) & uint64(1) != uint64(0)
+            stop = i + int64(symbols[uint64(symbol), LENGTH])
+            is_dead = (dead[uint64(stop >> 6)] >> uint64(stop & 63)) & uint64(1) != uint64(0)
             if not is_dead and (count == 0 or stay_apart(chain[count - 1], symbol, tables)):
                 break
             symbol = int64(symbols[uint64(symbol), SHORTER])
@@ -79,14 +79,14 @@ def cut_word(text, start, stop, tables, chain, dead):
         if is_new:
             chain[count] = symbol
             count += 1
-            at = start + place
+            i = stop
             symbol = int64(-1)
         else:
             if count == 0:
                 return 0
-            dead[uint64((at - start) >> 6)] |= uint64(1) << uint64((at - start) & 63)
+            dead[uint64(i >> 6)] |= uint64(1) << uint64(i & 63)
             count -= 1
-            at -= int64(symbols[uint64(chain[count]), LENGTH])
+            i -= int64(symbols[uint64(chain[count]), LENGTH])
             symbol = int64(symbols[uint64(chain[count]), SHORTER])
     return count
 
@@ -104,7 +104,7 @@ def cut_bytes(size, tables, runs):
             word[count], has_suffix = word[k], is_end
             count += 1
     word[count] = SUFFIX
-    num_symbols = cut_word(word, 0, count + has_suffix, tables, ids, runs.dead) if count > 0 else 0
+    num_symbols = cut_word(word, count + has_suffix, tables, ids, runs.dead) if count > 0 else 0
     if num_symbols == 0:
         for k in range(count):
             ids[k] = int64(word[k]) + NUM_BYTES * (has_suffix and k == count - 1)

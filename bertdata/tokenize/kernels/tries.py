@@ -13,7 +13,7 @@ OPEN_BLOCKS, MOST_TRIES = 16, 512  # where and how often a place for the childre
 
 @part(forceinline=True)
 def child_of(trie, entry, byte):
-    """The entry of the child along a byte of a trie's node, given by its entry. 0 if there is none.
+    """Return the entry of the child along a byte of a trie's node, given by its entry. 0 if there is none.
 
     The trie is a double array (Aoe, 1989): the child of a node along a byte is the entry at the place (base ^ byte).
     An entry holds the byte that leads to it in bits 0 to 8 (NO_BYTE: the entry is free, or a root), its base in bits 16
@@ -26,7 +26,7 @@ def child_of(trie, entry, byte):
 
 @part(forceinline=True)
 def token_of(entry):
-    """The id of the token that ends at an entry of a trie, -1 if none does."""
+    """Return the id of the token that ends at an entry of a trie, -1 if none does."""
     return int64(entry >> uint64(40)) - 1
 
 
@@ -100,19 +100,8 @@ def grow_trie(text, bounds, roots, ids, trie):
 
 
 @part()
-def whole_word(word, start, stop, trie, root):
-    """The id of word[start:stop] if that is a token, else -1."""
-    entry = trie[root]
-    for k in range(start, stop):
-        entry = child_of(trie, entry, word[k])
-        if entry == uint64(0):
-            return int64(-1)
-    return token_of(entry)
-
-
-@part()
 def longest_token(trie, root, word, start, stop):
-    """The id of the longest token that word[start:stop] begins with, and its end; -1 and `start` if there is none."""
+    """Return the id of the longest token that word[start:stop] begins with, and its end; -1 and `start` for none."""
     entry, token, end = trie[root], int64(-1), start
     for k in range(start, stop):
         entry = child_of(trie, entry, word[k])

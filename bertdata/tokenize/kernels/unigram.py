@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from numba import int64, uint64
+from numba import uint64
 
 from bertdata.jit import part
-from bertdata.tokenize.kernels.tries import child_of, token_of, whole_word
+from bertdata.tokenize.kernels.tries import child_of, longest_token, token_of
 
 
 @part()
@@ -48,10 +48,7 @@ def most_probable(word, size, tables, ids, ranks, best):
             i = came_from[i]
             continue
         if unknown_stop >= 0:  # word[i:unknown_stop] is unknown
-            found = int64(-1)
-            if tables.byte_ids[0, 0] >= 0:
-                found = whole_word(word, i, unknown_stop, trie, 0)
-            if tables.byte_ids[0, 0] >= 0 and found < 0:
+            if tables.byte_ids[0, 0] >= 0 and longest_token(trie, 0, word, i, unknown_stop)[1] < unknown_stop:
                 for k in range(unknown_stop - 1, i - 1, -1):
                     ids[count] = tables.byte_ids[0, word[k]]
                     count += 1

@@ -10,7 +10,7 @@ from bertdata.tokenize.kernels.bits import decoded
 from bertdata.tokenize.kernels.merges import character_ids, merge
 from bertdata.tokenize.kernels.records import BYTE_BPE, CHARACTER_BPE, EACH_WORD, SPACE_FORM, UNIGRAM, WORD_PIECE
 from bertdata.tokenize.kernels.splits import cut_bytes
-from bertdata.tokenize.kernels.tries import longest_token, whole_word
+from bertdata.tokenize.kernels.tries import longest_token
 from bertdata.tokenize.kernels.unigram import most_probable
 
 
@@ -92,6 +92,6 @@ def encode_word(text, start, stop, prefixed, tables, runs):
         return most_probable(word, size, tables, ids, runs.ranks, runs.best)
     if tables.model == WORD_PIECE:
         return _longest_matches(word, size, num_chars, tables, ids)
-    found = whole_word(word, 0, size, tables.trie, 0)
-    ids[0] = found if found >= 0 else tables.unk
+    found, after = longest_token(tables.trie, 0, word, 0, size)
+    ids[0] = found if after == size else tables.unk
     return 1

@@ -9,18 +9,16 @@ from bertdata.bits import are_equal128, keep_masked, prefetch, trailing_zeros
 from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.begins import find_words
 from bertdata.tokenize.kernels.bits import decoded, in_ranges64
-from bertdata.tokenize.kernels.boundaries import MAY_DIFFER, cut_after, is_unstable, strip, walk, word_end
+from bertdata.tokenize.kernels.boundaries import MAY_DIFFER, cut_after, entry_at, is_unstable, strip, walk, word_end
 from bertdata.tokenize.kernels.records import (
     AT_BEGIN,
     BYTE,
     CLASSES,
-    CODE_POINT,
     DONE,
     EACH_PIECE,
     EACH_WORD,
     EMPTY,
     FIRST_PIECE,
-    GIVES_SPECIAL,
     HARD_STEP,
     HAS_BEGUN,
     IN_MIDDLE,
@@ -53,17 +51,15 @@ from bertdata.tokenize.kernels.runs import (
     KEY_MASKS,
     LONGEST_KEY,
     LOW32,
-    far_set,
+    first_slot,
     hash_of,
     keep_run,
     key_of,
     most_ids,
     near_key,
-    near_set,
     num_ids,
     put_hard,
     put_ids,
-    put_more,
     put_new,
     put_run,
 )
@@ -76,17 +72,15 @@ LONE_FIRST, LONE_LAST = 0xE3, 0xEA  # the first bytes from U+3000 and from U+A00
 
 @part(forceinline=True)
 def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
-    """Where the text ends that `tokenizers` must encode, -1 if the word at byte i is not hard; and a code.
+    """Return where the text ends that `tokenizers` must encode, -1 if the word at byte i is not hard; and a code.
 
     place: after the last code point that the automaton has read. flags: of its steps. Code points after it may change
     the last one.
     """
     points = tables.points
     while place < end:
-        point, width = decoded(text, place)
-        entry = points[point, 0]
+        entry, width = entry_at(text, place, points, state)
         if entry == uint64(0):
-            state[CODE_POINT] = point
             return int64(-1), UNKNOWN_CODE_POINT
         if entry & (MEETS | SILENT_FORM) == uint64(0):
             break
@@ -104,17 +98,13 @@ def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
 
 @part(forceinline=True)
 def _next_word(text, begin, i, end, automaton, tables, runs, state):
-    """A code; where the word at byte i ends, -1 if none begins there; and, if it is hard, where that ends, else -1."""
-    code, word_stop, place, flags = walk(
-        text, i, end, automaton, tables.points, tables.ascii, tables.steps, tables.skips, state
-    )
+    """Return a code; where the word at byte i ends, -1 for no word; and where the hard text ends, -1 for none."""
+    code, word_stop, place, flags = walk(text, i, end, automaton, tables.points, tables.steps, tables.skips, state)
     hard_stop = int64(-1)
     if code == DONE and tables.meets != 0:
         hard_stop, code = _hard_until(text, begin, i, place, end, flags, tables, runs, state)
     if code == DONE and word_stop < 0 and tables.keeps_gaps[0]:
-        word_stop = word_end(
-            text, i, end, tables.starts[0], True, tables.points, tables.ascii, tables.steps, tables.skips, state
-        )
+        word_stop = word_end(text, i, end, tables.starts[0], True, tables.points, tables.steps, tables.skips, state)
         if word_stop < 0:
             code = UNKNOWN_CODE_POINT
     return code, word_stop, hard_stop
@@ -128,23 +118,18 @@ def _cut_by_rules(text, i, level, tables, limits, state):
     of them is where the word ends, below 0 if an entry is missing.
     """
     while level < tables.starts.size and limits[level - 1] >= 0:
-        start, keeps_gaps = tables.starts[level], tables.keeps_gaps[level]
-        entries, automaton = (tables.points, tables.ascii), (tables.steps, tables.skips)
-        limits[level] = word_end(text, i, limits[level - 1], start, keeps_gaps, *entries, *automaton, state)
+        start, keeps_gaps, automaton = tables.starts[level], tables.keeps_gaps[level], (tables.steps, tables.skips)
+        limits[level] = word_end(text, i, limits[level - 1], start, keeps_gaps, tables.points, *automaton, state)
         level += 1
     return level
 
 
 @part(forceinline=True)
 def _put_word(text, i, length, prefixed, p, tables, runs, output):
-    """Write the ids of the word text[i : i + length] at output.ids[p:].
-
-    Return how many they are, -1 if one is of a special token that text may not give.
-    """
+    """Write the ids of the word text[i : i + length] at output.ids[p:]. Return how many they are."""
     count = encode_word(text, i, i + length, prefixed, tables, runs)
-    num_special = put_new(output.ids, p, runs.ids, count, tables.special, tables.special_to)
-    output.state[REPLACED] += num_special
-    return count if num_special == 0 or tables.special_to >= 0 else int64(-1)
+    output.state[REPLACED] += put_new(output.ids, p, runs.ids, count, tables.special, tables.special_to)
+    return count
 
 
 @part(forceinline=True)
@@ -194,8 +179,6 @@ def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables,
         else:
             num_replaced = state[REPLACED]
             count = _put_word(text, i, length, prefixed, p, tables, runs, output)
-            if count < 0:
-                return GIVES_SPECIAL, i, p
             if is_key and num_replaced == state[REPLACED]:
                 keep_run(text, i, length, key, rest, runs.ids, count, output.ids, runs)
             p += count
@@ -248,7 +231,7 @@ def _find_runs(text, i, end, tables, runs):
                 return count, i, i + 1
             else:
                 key, rest = EMPTY, hash_of(text, i, length)
-            j, q = near_set(near, key, rest), uint64(4 * count)
+            j, q = first_slot(near, key, rest), uint64(4 * count)
             prefetch(near, int64(j << uint64(3)))
             keys[q], keys[q + uint64(1)] = key, rest
             keys[q + uint64(2)] = j | (uint64(i - first) << uint64(32)) | (uint64(length) << uint64(48))
@@ -262,7 +245,7 @@ def _find_runs(text, i, end, tables, runs):
                 if s + 1 >= end or text[uint64(s + 1)] != ord(" ") or quick[text[uint64(s + 2)]] == 0:
                     return count, i, i + 1
                 key, q = uint64(text[uint64(s)]), uint64(4 * count)
-                j = near_set(near, key, uint64(0))
+                j = first_slot(near, key, uint64(0))
                 keys[q], keys[q + uint64(1)], keys[q + uint64(3)] = key, uint64(0), uint64(0)
                 keys[q + uint64(2)] = j | (uint64(i - first) << uint64(32)) | (uint64(1) << uint64(48))
                 count += 1
@@ -287,25 +270,6 @@ def _write_lone(text, i, end, points, out, p):
     return i, p
 
 
-@part(forceinline=True)
-def _find_words(text, i, end, tables, runs, state):
-    """Do what `_find_runs` does, by the rule of GPT-2 or Llama 3. -1: the entry of state[CODE_POINT] is missing."""
-    near, keys, places, first, num_long = runs.near, runs.keys, runs.places, i, 0
-    count, slow_stop = find_words(text, i, end, tables, runs, state)
-    for k in range(count):
-        stop, q = first + int64(places[uint64(k)]), uint64(4 * k)
-        length = stop - i
-        key, rest = keep_masked(text, i, KEY_MASKS, 2 * min(length, 17), keys, 4 * k)
-        j = near_set(near, key, rest)
-        prefetch(near, int64(j << uint64(3)))
-        keys[q + uint64(2)] = j
-        num_long += length > 16
-        i = stop
-    if num_long > 0:
-        _hash_long(text, first, count, runs)
-    return count, i, slow_stop
-
-
 @part()
 def _hash_long(text, start, count, runs):
     """Make the keys of words of more than 16 bytes, and prefetch the sets of those that may be in the tables."""
@@ -318,8 +282,27 @@ def _hash_long(text, start, count, runs):
         if 16 < length <= LONGEST_KEY:
             run_hash = hash_of(text, start, length)
             runs.keys[q + uint64(1)] = run_hash
-            prefetch(runs.far, int64(far_set(runs.far, run_hash) << uint64(3)))
+            prefetch(runs.far, int64(first_slot(runs.far, EMPTY, run_hash) << uint64(3)))
         start = stop
+
+
+@part(forceinline=True)
+def _find_words(text, i, end, tables, runs, state):
+    """Do what `_find_runs` does, by the rule of GPT-2 or Llama 3. -1: the entry of state[CODE_POINT] is missing."""
+    near, keys, places, first, num_long = runs.near, runs.keys, runs.places, i, 0
+    count, slow_stop = find_words(text, i, end, tables, runs, state)
+    for k in range(count):
+        stop, q = first + int64(places[uint64(k)]), uint64(4 * k)
+        length = stop - i
+        key, rest = keep_masked(text, i, KEY_MASKS, 2 * min(length, 17), keys, 4 * k)
+        j = first_slot(near, key, rest)
+        prefetch(near, int64(j << uint64(3)))
+        keys[q + uint64(2)] = j
+        num_long += length > 16
+        i = stop
+    if num_long > 0:
+        _hash_long(text, first, count, runs)
+    return count, i, slow_stop
 
 
 @part(forceinline=True)
@@ -341,12 +324,22 @@ def _write_known(k, count, has_stops, keys, near, out, p):
             break
         put_ids(out, p, value)
         if size > uint64(3):
-            put_more(out, p + 3, near[j + uint64(3)])
+            put_ids(out, p + 3, near[j + uint64(3)])
         p += int64(size)
         if has_stops:
             p += put_ids(out, p, keys[q + uint64(3)])
         k += 1
     return k, p
+
+
+@part(forceinline=True)
+def _encode_slow(text, begin, i, end, is_first, prefixed, run_length, p, tables, runs, output):
+    """Encode characters that are words by themselves, or a word that the automaton finds. See `_encode_word`."""
+    start, code = i, DONE
+    i, p = _write_lone(text, i, end, tables.points, output.ids, p)
+    if i == start or (i < end and text[uint64(i)] >= 0x80):
+        code, i, p = _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables, runs, output)
+    return code, i, p
 
 
 @part(forceinline=True)
@@ -356,16 +349,11 @@ def _encode_run(text, begin, i, stop, key, rest, p, tables, runs, output):
     num_others = state[NUM_HARD] + state[REPLACED]
     if tables.finds == RUNS:
         while i < stop and code == DONE:
-            place = i
-            i, p = _write_lone(text, i, stop, tables.points, output.ids, p)
-            if i == place or (i < stop and text[uint64(i)] >= 0x80):
-                prefixed = tables.prefix_when == EACH_WORD
-                code, i, p = _encode_word(text, begin, i, stop, False, prefixed, length, p, tables, runs, output)
+            prefixed = tables.prefix_when == EACH_WORD
+            code, i, p = _encode_slow(text, begin, i, stop, False, prefixed, length, p, tables, runs, output)
     elif length <= tables.longest:
-        count = _put_word(text, i, length, False, p, tables, runs, output)
-        if count < 0:
-            return GIVES_SPECIAL, i, p
-        i, p = stop, p + count
+        p += _put_word(text, i, length, False, p, tables, runs, output)
+        i = stop
     elif state[NUM_HARD] == output.hard.shape[0]:
         return TOO_MANY_HARD, i, p
     else:
@@ -405,15 +393,11 @@ def _write_window(text, begin, first, count, p, tables, runs, output):
 
 @part(forceinline=True)
 def _before_prefix(text, begin, i, end, p, tables, output):
-    """The first byte from i on whose code point has a normal form, `end` if none is left, and whether it gets a prefix.
-
-    Also return a code.
-    """
+    """Return the first byte from i on whose normal form is not empty, or `end`; if it gets a prefix; and a code."""
     entry, width = SILENT_FORM, 0
     while i + width < end and entry & SILENT_FORM != uint64(0):
         i += width
-        point, width = decoded(text, i)
-        entry, output.state[CODE_POINT] = tables.points[point, 0], point
+        entry, width = entry_at(text, i, tables.points, output.state)
     if entry == uint64(0):
         return i, False, UNKNOWN_CODE_POINT
     if tables.prefix_when == FIRST_PIECE and i > begin:
@@ -422,16 +406,6 @@ def _before_prefix(text, begin, i, end, p, tables, output):
         return end, False, DONE
     i = end if entry & SILENT_FORM != uint64(0) else i
     return i, tables.prefix_always != 0 or entry & PREFIXED == uint64(0), DONE
-
-
-@part(forceinline=True)
-def _encode_slow(text, begin, i, end, is_first, prefixed, p, tables, runs, output):
-    """Encode characters that are words by themselves, or a word that the automaton finds. See `_encode_word`."""
-    start, code = i, DONE
-    i, p = _write_lone(text, i, end, tables.points, output.ids, p)
-    if i == start or (i < end and text[uint64(i)] >= 0x80):
-        code, i, p = _encode_word(text, begin, i, end, is_first, prefixed, 0, p, tables, runs, output)
-    return code, i, p
 
 
 @part(forceinline=True)
@@ -461,7 +435,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
         else:
             state[HAS_BEGUN] = 1
         if is_first or i < slow_stop:
-            code, i, p = _encode_slow(text, begin, i, end, is_first, prefixed, p, tables, runs, output)
+            code, i, p = _encode_slow(text, begin, i, end, is_first, prefixed, 0, p, tables, runs, output)
             following = text[uint64(i)] if finds == RUNS else text[uint64(i)] | text[uint64(i + 1)]
             if following >= 0x80:
                 slow_stop = max(slow_stop, i + 1)
@@ -475,7 +449,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
         elif count > 0:
             code, i, p = _write_window(text, begin, i, count, p, tables, runs, output)
         i = after if code == DONE else i
-    state[PLACE] = p  # nothing is encoded any more after GIVES_SPECIAL
+    state[PLACE] = p
     if state[HAS_BEGUN] != 0:
         state[BYTE] = i
     else:  # what begins a text is looked at again
@@ -488,7 +462,7 @@ def encode_words(pieces, tables, runs, output):
     """Encode pieces of text by the rules and the model of `tables`. Return one of the codes of records.py.
 
     pieces: Text. tables: WordTables. runs: RunTables. output: Output. After a code other than DONE the caller supplies
-    what is missing and calls the kernel again; it continues from output.state. After GIVES_SPECIAL it gives up.
+    what is missing and calls the kernel again; it continues from output.state.
 
     The automaton finds where the next word ends. Most words are in the tables of runs and are copied from there. A
     stretch whose code points change each other is hard: it begins and ends where text can be cut, whatever it holds.
