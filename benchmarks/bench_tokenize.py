@@ -118,7 +118,6 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
     texts = [document for document in text.replace("\r\n", "\n").split("\n\n") if document.strip()]
     documents = [document.encode() for document in texts]
     ours = load_tokenizer(tokenizer)
-    ours.prepare()
     library = ours.library
     joined, offsets = join(documents), offsets_of(documents)
     size = int(offsets[-1])
@@ -137,7 +136,7 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         print(f"{len(documents)} documents, {found.ids.size:,} ids: exact")
 
     def forget() -> None:
-        ours._engine._local = threading.local()  # noqa: SLF001
+        ours.engine._local = threading.local()  # noqa: SLF001
 
     def encode() -> int:
         ours.encode(joined, offsets, sentences=False)

@@ -221,7 +221,7 @@ CASES: dict[str, tuple[int, Make]] = {
     "ids to import": (16_000_000, ids_to_import),
     "shards to open and read": (100, shards_to_open_and_read),
     "shards to verify": (100, shards_to_verify),
-    "vocabulary of WordPiece": (50_000, used("vocab.txt", vocabulary, lambda path: load(path).prepare())),
+    "vocabulary of WordPiece": (50_000, used("vocab.txt", vocabulary, lambda path: load(path).engine)),
     "steps in the log to resume": (50_000, steps_in_the_log_to_resume),
     "lines of vectors": (10_000, used("v.txt", lambda n: b"stone 0.1 0.2 0.3 0.4\n" * n, read_vectors)),
     "length of a line of vectors": (100_000, used("v.txt", lambda n: b"a" * n, read_vectors)),

@@ -346,8 +346,7 @@ def test_special_tokens_that_are_missing_can_be_added(byte_level, tmp_path):
     assert pair["token_type_ids"] == [0] * (len(ids[0]) + 2) + [1] * (len(ids[1]) + 1)
     again = load(str(dataset.path))
     assert again.files == load(str(dataset.path)).with_special_tokens().files
-    again.prepare()
-    assert again._engine
+    assert again.engine.name
     assert verify(dataset.path) == []
 
 

@@ -285,8 +285,7 @@ def kinds():
     def get(name):
         if name not in made:
             tokenizer = Ours(json.dumps(KINDS[name]()))
-            tokenizer.prepare()
-            assert tokenizer.engine, (name, tokenizer.why_slow)
+            assert tokenizer.engine.name, (name, tokenizer.engine.why_slow)
             made[name] = tokenizer
         return made[name]
 
@@ -332,7 +331,7 @@ def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
     for text in ("q\u2003a\u6c34", "q\x85a\u6c34", " q \u6c34 ", "q\x85e\u0301"):
         tokenizer = Ours(content)
         assert_exact(tokenizer, [text, "x", text])
-        assert tokenizer.engine
+        assert tokenizer.engine.name
 
 
 @pytest.mark.parametrize("name", ["T5", "XLM-R"])
@@ -474,7 +473,7 @@ def test_large_vocabularies(vocab_size):
     assert tokenizer.token_dtype == ("<u2" if vocab_size <= 1 << 16 else "<u4")
     texts = [" " + " ".join(map(str, numbers)), f" {vocab_size - 1}"]
     assert_exact(tokenizer, [*texts, TEXT])
-    assert tokenizer.engine
+    assert tokenizer.engine.name
     assert ids_of(tokenizer, texts) == [[*numbers], [vocab_size - 1]]
 
 
@@ -491,7 +490,7 @@ def test_ids_too_large_are_left_to_the_library(largest, refusal):
     content["model"]["vocab"]["q"] = largest
     tokenizer = Ours(json.dumps(content))
     assert_exact(tokenizer, [TEXT, "qq q"])
-    assert tokenizer.why_slow == refusal
+    assert tokenizer.engine.why_slow == refusal
 
 
 def _edited(name, **parts):
@@ -534,9 +533,8 @@ def _edited(name, **parts):
 )
 def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content):
     tokenizer = Ours(json.dumps(content()))
-    tokenizer.prepare()
-    assert tokenizer.engine is None
-    assert tokenizer.why_slow
+    assert tokenizer.engine.name is None
+    assert tokenizer.engine.why_slow
     theirs = tokenizer.library.encode("the river", add_special_tokens=False).ids
     if not json.loads(tokenizer.files[TOKENIZER])["model"].get("dropout"):
         assert ids_of(tokenizer, ["the river"]) == [theirs]
@@ -547,8 +545,8 @@ def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library
     assert_exact(tokenizer, [TEXT])
     limit(classes=4)
     assert_exact(tokenizer, [TEXT, "\u1e00\u4e00"])
-    assert tokenizer.engine is None
-    assert tokenizer.why_slow == "its regular expression tells too many classes of characters apart"
+    assert tokenizer.engine.name is None
+    assert tokenizer.engine.why_slow == "its regular expression tells too many classes of characters apart"
     assert_exact(tokenizer, [TEXT])
 
 
@@ -627,7 +625,7 @@ def ends_of_words(request, kinds):
 
     Those that the kernel leaves to the automaton are taken from it.
     """
-    made = kinds(request.param)._engine.words
+    made = kinds(request.param).engine.words
     rules = Rules([parse(GPT2_RULE if request.param == "GPT-2" else LLAMA3_RULE)])
     tables, runs = made.with_page(0), engine.new_runs(engine.NEAR_LINES)
 
@@ -702,7 +700,7 @@ def word_level(pre_tokenizer, *words, normalizer=None, added=()):
 def test_a_token_of_a_role_that_is_not_marked_as_special_becomes_the_unknown_token():
     ours = Ours(json.dumps(word_level(SPLIT, "a", "b", added=["[MASK]", "<tag>"])))
     found = ours.encode(*joined(["a [MASK]<tag> b"]), sentences=False)
-    assert (ours.special.mask, ours.engine) == (3, "WordLevel")
+    assert (ours.special.mask, ours.engine.name) == (3, "WordLevel")
     assert (found.ids.tolist(), found.special_ids_replaced) == ([1, 0, 4, 2], 1)
 
 

@@ -255,9 +255,7 @@ def parts(count: int, seed: int, texts: int) -> None:
         except TokenizerError:
             engines["the library fails"] += 1
             continue
-        ours = LoadedTokenizer(spelled)
-        ours.prepare()
-        engines[ours.engine or "none"] += 1
+        engines[LoadedTokenizer(spelled).engine.name or "none"] += 1
         if found:
             wrong += 1
             click.echo(f"seed {seed} number {number}: {found[0]!r} ours {found[1]} theirs {found[2]}\n{spelled[:600]}")

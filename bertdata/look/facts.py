@@ -116,14 +116,13 @@ def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
     """
     try:
         content = dataset.tokenizer_file(TOKENIZER)
-        tokenizer = load(str(dataset.path))
-        tokenizer.prepare()
+        engine = load(str(dataset.path)).engine
     except (DatasetError, TokenizerError) as error:
         return {"kind": None, "engine": None, "engine_refusal": None, "fault": str(error)}
     return {
         "kind": ", ".join(_steps(json.loads(content))),
-        "engine": tokenizer.engine,
-        "engine_refusal": None if tokenizer.engine else tokenizer.why_slow,
+        "engine": engine.name,
+        "engine_refusal": engine.refusal,
     }
 
 

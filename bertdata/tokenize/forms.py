@@ -123,13 +123,13 @@ class Forms:
             raise Unsupported(f"its normalizer replaces the regular expression {pattern['Regex']!r}")
 
     def removes(self, string: str) -> bool:
-        """Whether no normal form contains a string: it is replaced, and no later part makes its characters."""
+        """Return whether no normal form contains a string: it is replaced, and no later part makes its characters."""
         patterns = [part.get("pattern", {}).get("String") for part in self._kept]
         later = self._kept[patterns.index(string) :] if string in patterns else [{}]
         return all(set(string).isdisjoint(part.get("content", string)) for part in later)
 
     def meets(self, point: str, form: str) -> bool:
-        """Whether a code point may change the one before it, or be changed with it. form: its normal form."""
+        """Return whether a code point may change the one before it, or be changed with it. form: its normal form."""
         for string, _, before in self.strings:
             ends = {string[0], string[1], string[-1]}
             if not ends.union(b for a, b in pairwise(string) if self.may_cut(a, b)).isdisjoint(before(point)):
@@ -151,7 +151,7 @@ class Forms:
         )
 
     def is_hard(self, point: str, form: str) -> bool:
-        """Whether what a code point becomes may depend on more than the one before it. form: its normal form."""
+        """Return whether what a code point becomes may depend on more than the one before it. form: its normal form."""
         if self.clusters and self._cluster(point + "a") == "*":
             return True
         if any(a + b in before(point) != point for string, _, before in self.strings for a, b in pairwise(string)):
@@ -165,7 +165,7 @@ class Forms:
         return is_late or (form != " " and self.normal(point + " ") != form + " ")
 
     def are_stable(self, before: str, point: str, *, ignore_spaces: bool) -> bool:
-        """Whether two code points side by side have the normal forms that they have alone.
+        """Return whether two code points side by side have the normal forms that they have alone.
 
         ignore_spaces: whether the number of spaces side by side makes no difference.
         """
@@ -178,28 +178,28 @@ class Forms:
         return self.normal(before + point) == "".join(forms)
 
     def is_blank(self, point: str) -> bool:
-        """Whether a code point is removed at an end of a text that is stripped."""
+        """Return whether a code point is removed at an end of a text that is stripped."""
         return bool(self.strips) and self._stripped(point) == ""
 
 
 def _reorders(part: dict[str, Any]) -> bool:
-    """Whether a normalizer decomposes letters, and so sorts the marks after them. BERT's does to strip accents."""
+    """Return whether a normalizer decomposes letters, and so sorts the marks after them, as BERT's does for accents."""
     if part["type"] != "BertNormalizer":
         return part["type"] in _REORDERING
     return bool(part["lowercase"] if part["strip_accents"] is None else part["strip_accents"])
 
 
 def flat(part: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
-    """The parts of a sequence, which may hold sequences, in order."""
+    """Return the parts of a sequence, which may hold sequences, in order."""
     if part is None:
         return []
-    if part["type"] != "Sequence":
+    if part.get("type") != "Sequence":
         return [part]
     return [each for member in part[members] for each in flat(member, members)]
 
 
 def _cluster_rules() -> bytes:
-    """The rules of a Precompiled normalizer that replaces each character and the marks after it, together, by "*".
+    """Return the rules of a Precompiled normalizer that replaces each character with the marks after it by "*".
 
     So it says which code points such a normalizer takes together, which depends on its version of Unicode. The rules
     are a trie of Darts (Yata, 2008), in which every first byte is a key, and the text of all keys.
@@ -211,7 +211,7 @@ def _cluster_rules() -> bytes:
 
 
 def _normalizing(parts: list[dict[str, Any]]) -> Normalizing:
-    """What the library's normalizer of these parts makes of a text."""
+    """Return what the library's normalizer of these parts makes of a text."""
     if not parts:
         return str
     normalizer = library_tokenizer(normalizer={"type": "Sequence", "normalizers": parts}).normalizer
@@ -219,7 +219,7 @@ def _normalizing(parts: list[dict[str, Any]]) -> Normalizing:
 
 
 def library_tokenizer(**parts: Any) -> Any:
-    """A tokenizer of the library with these parts, given as JSON, and without a vocabulary."""
+    """Return a tokenizer of the library with these parts, given as JSON, and without a vocabulary."""
     content: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, models, processors
 
 from bertdata.errors import FailedTextError, LongTextError, TextError, TokenizerError, UsageError
 from bertdata.tokenize.engine import Engine, encoded_by
-from bertdata.tokenize.forms import library_tokenizer
+from bertdata.tokenize.forms import flat, library_tokenizer
 from bertdata.tokenize.models import kind_of
 from bertdata.tokenize.source import Source
 from bertdata.tokenize.words import forbidden_ids, replace_special
@@ -55,7 +55,7 @@ class Encoded:
 
 
 def _roles_in(vocabulary: dict[str, int], given: Mapping[str, str], *, unk: str | None) -> dict[str, str]:
-    """The roles of a vocabulary: as given, else by the usual spellings. unk: the unknown token of the model."""
+    """Return the roles of a vocabulary: as given, else by the usual spellings. unk: the unknown token of the model."""
     names = {role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()}
     if not given and names["cls"] is names["sep"] is None and vocabulary.keys() >= set(ESM_ROLES.values()):
         names |= ESM_ROLES
@@ -85,7 +85,7 @@ def _facts(source: Source, roles: dict[str, str], input_names: Sequence[str] | N
         source.is_as_stored = False
     source.unused += [library] * source.is_as_stored
     if input_names is None:
-        has_types = _gives_type_ids(content.get("post_processor") or {})
+        has_types = _gives_type_ids(content.get("post_processor"))
         input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
     if not isinstance(input_names, list | tuple) or not all(isinstance(name, str) for name in input_names):
         sentence = f"model_input_names is {input_names!r}; give a list of names"
@@ -168,19 +168,19 @@ class LoadedTokenizer:
         return self.source.library
 
     @property
-    def engine(self) -> str | None:
-        """After `prepare`: what kind of tokenizer the engine takes this one for, or None if there is no engine."""
-        return self._engine.name if self._engine else None
+    def engine(self) -> Engine:
+        """What encodes text. It is made, and its kernels are loaded, when it is first asked for.
 
-    @property
-    def why_slow(self) -> str | None:
-        """After `prepare`: one clause that says why `tokenizers` encodes all text, or usual text."""
-        return self._engine.why_slow if self._engine else None
+        Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
+        """
+        with self._preparing:
+            self._engine = self._engine or Engine(self.source, self.special)
+            return self._engine
 
     @property
     def engine_gives_lines(self) -> bool:
-        """After `prepare`: whether the engine also finds where sentences begin."""
-        return bool(self._engine and self._engine.name and self._engine.words.takes_lines and not self._has_lines)
+        """Whether the engine also finds where sentences begin."""
+        return bool(self.engine.name and self.engine.words.takes_lines and not self._has_lines)
 
     @property
     def missing_roles(self) -> list[str]:
@@ -188,7 +188,7 @@ class LoadedTokenizer:
         return [role for role in ROW_ROLES if role not in self._roles]
 
     def with_special_tokens(self) -> LoadedTokenizer:
-        """This tokenizer with [PAD], [CLS], [SEP] and [MASK] added for the roles that no token has.
+        """Return this tokenizer with [PAD], [CLS], [SEP] and [MASK] added for the roles that no token has.
 
         The new tokens get the ids after the vocabulary. If [CLS] or [SEP] is new, the tokenizer also puts them around a
         text where special tokens are requested, as BERT's does.
@@ -205,7 +205,7 @@ class LoadedTokenizer:
         return LoadedTokenizer(json.dumps(content), roles, self._given_names, self.notes)
 
     def with_roles(self, given: Mapping[str, str]) -> LoadedTokenizer:
-        """This tokenizer with roles for some of its tokens. given: role → token.
+        """Return this tokenizer with roles for some of its tokens. given: role → token.
 
         If it then has [CLS] and [SEP], it also puts them around a text where special tokens are requested.
         """
@@ -220,20 +220,12 @@ class LoadedTokenizer:
         return "<u2" if self.special.vocab_size <= 1 << 16 else "<u4"
 
     def spell(self, token_id: int) -> str:
-        """The token of an id."""
+        """Return the token of an id."""
         return self.library.id_to_token(token_id) or f"<{token_id}>"
 
     def decode(self, ids: list[int]) -> str:
-        """A text that has these ids, with special tokens shown."""
+        """Return a text that has these ids, with special tokens shown."""
         return self.library.decode(ids, skip_special_tokens=False)
-
-    def prepare(self) -> None:
-        """Makes the engine, if there is one for this kind of tokenizer, and loads its kernels.
-
-        Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
-        """
-        with self._preparing:
-            self._engine = self._engine or Engine(self.source, self.special)
 
     def encode(
         self,
@@ -243,7 +235,7 @@ class LoadedTokenizer:
         sentences: bool,
         name: Callable[[int], str] = "document {}".format,
     ) -> Encoded:
-        """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
+        """Return the ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
 
         data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
         line of its document. name: what an error calls a document. May be called from several threads at once; it
@@ -252,9 +244,8 @@ class LoadedTokenizer:
         texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
         """
         with naming_texts(offsets, name, ", or use --on-error skip"):
-            self.prepare()
-            separator, engine = self.special.separator, self._engine
-            if engine and engine.name and (self.engine_gives_lines or not sentences):
+            separator, engine = self.special.separator, self.engine
+            if engine.name and (self.engine_gives_lines or not sentences):
                 text, bounds = np.frombuffer(data, np.uint8), offsets
                 ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
                 if sentences:
@@ -279,7 +270,7 @@ class LoadedTokenizer:
         word_splitter: WordSplitter,
         name: Callable[[int], str] = "document {}".format,
     ) -> NDArray[np.bool_]:
-        """Whether each id that `encode` gave begins a word: bool [num_ids].
+        """Return whether each id that `encode` gave begins a word: bool [num_ids].
 
         data, offsets, name: the arguments of `encode`. documents: its result. word_splitter: a text → its words, in
         order. Raises UsageError if word_splitter fails, or if the words of a text, joined, are not the text, and
@@ -343,7 +334,7 @@ class LoadedTokenizer:
 
 
 def give_same_ids(first: bytes, second: bytes) -> bool:
-    """Whether two tokenizer.json give the same ids for every text, as far as what they say shows it.
+    """Return whether two tokenizer.json give the same ids for every text, as far as what they say shows it.
 
     transformers spells a file otherwise when it saves it again, and may add a post-processor.
     """
@@ -360,7 +351,7 @@ def give_same_ids(first: bytes, second: bytes) -> bool:
 
 @contextmanager
 def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice: str = "") -> Iterator[None]:
-    """Adds to an error which of some texts it is about, and advice. offsets: as `LoadedTokenizer.encode` has them."""
+    """Add to an error which of some texts it is about, and advice. offsets: as `LoadedTokenizer.encode` has them."""
     try:
         yield
     except (FailedTextError, LongTextError) as error:
@@ -371,60 +362,56 @@ def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice:
 
 
 def lacks_template(content: dict[str, Any], roles: Mapping[str, str]) -> bool:
-    """Whether a tokenizer has [CLS] and [SEP], and no post-processor that puts special tokens around a pair of texts.
+    """Return whether a tokenizer has [CLS] and [SEP], and no post-processor that puts them around a pair of texts.
 
     content: of tokenizer.json. roles: role → token. A template for a single text may be there, if it is that of rows.
     """
 
-    def adds_tokens(post_processor: dict[str, Any]) -> bool:
-        kind = post_processor.get("type")
-        if kind == "Sequence":
-            return any(map(adds_tokens, post_processor["processors"]))
+    def adds_tokens(part: dict[str, Any]) -> bool:
         pair, single = (
-            [piece.get("SpecialToken", {}).get("id") for piece in post_processor.get(name, [])]
-            for name in ("pair", "single")
+            [piece.get("SpecialToken", {}).get("id") for piece in part.get(name, [])] for name in ("pair", "single")
         )
-        return kind in ("BertProcessing", "RobertaProcessing") or any(pair) or (any(single) and single != row_template)
+        is_template = any(pair) or (any(single) and single != row_template)
+        return is_template or part.get("type") in ("BertProcessing", "RobertaProcessing")
 
     row_template = [roles.get("cls"), None, roles.get("sep")]
-    return {"cls", "sep"} <= roles.keys() and not adds_tokens(content.get("post_processor") or {})
+    parts = flat(content.get("post_processor"), "processors")
+    return {"cls", "sep"} <= roles.keys() and not any(map(adds_tokens, parts))
 
 
 def _with_template(
     old: dict[str, Any] | None, library: tokenizers.Tokenizer, roles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A post-processor, as JSON, that is a template of the roles, and keeps what `old` does to bytes."""
+    """Return a post-processor, as JSON, that is a template of the roles, and keeps what `old` does to bytes."""
     with_template = tokenizers.Tokenizer(models.BPE())
     with_template.post_processor = template(library, roles["cls"], roles["sep"])
-    byte_level = [each for each in (old or {}).get("processors", [old or {}]) if each.get("type") == "ByteLevel"]
+    byte_level = [part for part in flat(old, "processors") if part.get("type") == "ByteLevel"]
     return {"type": "Sequence", "processors": [*byte_level, json.loads(with_template.to_str())["post_processor"]]}
 
 
 def template(library: tokenizers.Tokenizer, cls: str, sep: str) -> processors.TemplateProcessing:
-    """A post-processor that makes [CLS] text [SEP] and [CLS] text [SEP] text [SEP], as rows are."""
+    """Return a post-processor that makes [CLS] text [SEP] and [CLS] text [SEP] text [SEP], as rows are."""
     ends = [(token, library.token_to_id(token)) for token in (cls, sep)]
     return processors.TemplateProcessing(
         single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"], special_tokens=ends
     )
 
 
-def _gives_type_ids(post_processor: dict[str, Any]) -> bool:
-    """Whether a post-processor, given as JSON, gives the second text of a pair the type id 1."""
-    kind = post_processor.get("type")
-    if kind == "Sequence":
-        return any(map(_gives_type_ids, post_processor["processors"]))
-    pieces = post_processor["pair"] if kind == "TemplateProcessing" else []
-    return kind == "BertProcessing" or any(value["type_id"] == 1 for piece in pieces for value in piece.values())
+def _gives_type_ids(post_processor: dict[str, Any] | None) -> bool:
+    """Return whether a post-processor, given as JSON, gives the second text of a pair the type id 1."""
+    parts = flat(post_processor, "processors")
+    values = [value for part in parts for piece in part.get("pair", []) for value in piece.values()]
+    return any(part.get("type") == "BertProcessing" for part in parts) or any(each["type_id"] == 1 for each in values)
 
 
 def _texts(data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
-    """The documents of `LoadedTokenizer.encode`, each without the newline after it."""
+    """Return the documents of `LoadedTokenizer.encode`, each without the newline after it."""
     view = np.frombuffer(data, np.uint8).data
     return [str(view[start : stop - 1], "utf-8") for start, stop in pairwise(offsets.tolist())]
 
 
 def _line_starts(text: str, encoding: tokenizers.Encoding, first: int) -> Iterator[int]:
-    """The numbers of the ids with which lines begin. The ids of the text have the numbers first, first + 1, ..."""
+    """Yield the numbers of the ids with which lines begin. The ids of the text are numbered from `first` on."""
     line_end = -1
     for index, (start, _) in enumerate(encoding.offsets):
         if start >= line_end:

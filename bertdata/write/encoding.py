@@ -131,16 +131,16 @@ class TextEncoder:
 
     @property
     def why_slow(self) -> str | None:
-        """Why `tokenizers` encodes the text, as a clause; None: an engine does. Needs a prepared tokenizer."""
-        tokenizer = self.tokenizer
-        if tokenizer.engine is None:
-            return f"there is no engine for this tokenizer, because {tokenizer.why_slow}"
-        if tokenizer.why_slow:
-            return tokenizer.why_slow
+        """Why `tokenizers` encodes the text, as a clause; None: an engine does."""
+        engine = self.tokenizer.engine
+        if engine.refusal:
+            return f"there is no engine for this tokenizer, because {engine.refusal}"
+        if engine.why_slow:
+            return engine.why_slow
         if self.word_splitter:
             return "--words needs the offsets of tokens in the text"
-        if self.sentences and not tokenizer.engine_gives_lines:
-            return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
+        if self.sentences and not self.tokenizer.engine_gives_lines:
+            return f"the engine for {engine.name} does not find sentences (--sentences line)"
         return None
 
 

@@ -270,7 +270,5 @@ def test_tokenizers_of_any_parts_give_the_ids_of_the_library():
         if spelled := any_tokenizer.made(draw):
             texts = [any_tokenizer.nasty_text(draw) for _ in range(10)]
             assert [*any_tokenizer.differences(spelled, texts)] == []
-            ours = LoadedTokenizer(spelled)
-            ours.prepare()
-            num_taken += ours.engine is not None
+            num_taken += LoadedTokenizer(spelled).engine.name is not None
     assert num_taken > 8  # the parts of most do not go together in an engine
