@@ -63,7 +63,7 @@ class Beside:
             }
 
     def flag(self, name: str) -> bool | None:
-        """A setting that is true or false; None if it is not given. Raises TokenizerError for another value."""
+        """Return a setting that is true or false; None if it is not given. Raises TokenizerError for another value."""
         value = self.values.get(name)
         if value is None or isinstance(value, bool):
             return value
@@ -71,7 +71,7 @@ class Beside:
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
 
     def tokens(self) -> list[AddedToken]:
-        """The tokens that AutoTokenizer adds, in its order. Raises TokenizerError for an invalid token."""
+        """Return the tokens that AutoTokenizer adds, in its order. Raises TokenizerError for an invalid token."""
         try:
             special = {token.content: token for token in self._special_tokens()}
             decoder = self.values.get("added_tokens_decoder") or {}
@@ -84,7 +84,7 @@ class Beside:
         return [*given, *special.values()]
 
     def _special_tokens(self) -> Iterator[AddedToken]:
-        """The tokens of roles, then other tokens that are named, then those without a name."""
+        """Yield the tokens of roles, then other tokens that are named, then those without a name."""
         defaults = _NAMED if self.kind in _LIKE_BERT else dict.fromkeys(_NAMED)
         values = {f"{role}_token": token for role, token in defaults.items()} | self.values
         others = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
@@ -97,7 +97,7 @@ class Beside:
                 yield _token(token, special=True)
 
     def differences(self, source: Source) -> list[str]:
-        """The settings with which AutoTokenizer makes another tokenizer of a tokenizer.json that they are beside."""
+        """Return the settings with which AutoTokenizer makes another tokenizer of the tokenizer.json beside them."""
         content, normalizer = source.outline, library_tokenizer(normalizer=source.outline["normalizer"]).normalizer
         parts = [(content[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         a, e, chinese = ((normalizer.normalize_str(text) if normalizer else text) for text in "Aé东")
@@ -122,7 +122,7 @@ class Beside:
 
 
 def _class_of(model_type: str) -> str:
-    """The class of the tokenizer that AutoTokenizer makes for a type of model; "": not known."""
+    """Return the class of the tokenizer that AutoTokenizer makes for a type of model; "": not known."""
     classes: dict[str, Any] = {kind: kind for kind in (*_PARTS, *_OTHERS)}
     with suppress(ImportError):
         if model_type:  # transformers, where it is installed, takes some seconds to load
@@ -131,14 +131,14 @@ def _class_of(model_type: str) -> str:
 
 
 def _token(token: str | dict[str, Any], **special: bool) -> AddedToken:
-    """A token as settings spell it."""
+    """Return a token as settings spell it."""
     given: dict[str, Any] = {"content": token, "normalized": False} if isinstance(token, str) else token
     flags = {name: value for name, value in given.items() if name not in ("content", "__type", "id")}
     return AddedToken(given["content"], **flags | special)
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} for a configuration of something else. Raises TokenizerError if there is none."""
+    """Return the JSON object in a file, {} for another model's configuration. Raises TokenizerError for no JSON."""
     try:
         return {} | json.loads(path.read_bytes())
     except (ValueError, TypeError, RecursionError):

@@ -45,7 +45,7 @@ class Cutting:
 
 
 def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, source: Source) -> Cutting:
-    """What a pre-tokenizer, given as JSON, does with normal forms. Raises Unsupported if the rules cannot say it."""
+    """Return what a pre-tokenizer, given as JSON, does with normal forms. Raises Unsupported if no rules express it."""
     cut = Cutting()
     parts = flat(pre_tokenizer, "pretokenizers")
     kinds = [part["type"] for part in parts]
@@ -107,7 +107,7 @@ def _metaspace(part: dict[str, Any], cut: Cutting) -> None:
 
 
 def _add_metaspace(cut: Cutting, forms: Forms, *, splits_whitespace: bool) -> None:
-    """Words begin at a space, or at the character that stands for one."""
+    """Add a rule by which words begin at a space, or at the character that stands for one."""
     mark = Leaf(lambda c: c == SPACE)
     if splits_whitespace:
         other = Leaf(lambda c: c != SPACE and not _is_space(c))
@@ -131,7 +131,7 @@ def _add_metaspace(cut: Cutting, forms: Forms, *, splits_whitespace: bool) -> No
 
 
 def _uncut_words(source: Source, spaces: str) -> Node:
-    """A rule for a BPE model that gets whole texts: words between which no merge of the vocabulary reaches.
+    """Return a rule for a BPE model that gets whole texts: words between which no merge of the vocabulary reaches.
 
     A merge that joins text on both sides of a place makes a token in which the two characters stand side by side. If no
     token holds another character before SPACE, text can be cut before SPACE; a character that stands beside no other
@@ -177,7 +177,7 @@ def _is_space(character: str) -> bool:
 
 
 def _add_kinds(part: dict[str, Any], cut: Cutting) -> None:
-    """A rule for a pre-tokenizer that drops a character, cuts around it, or keeps it, whatever its neighbours are."""
+    """Add a rule for a pre-tokenizer that drops, cuts around or keeps each character, whatever its neighbours are."""
     if part.get("behavior", "").startswith("Merged"):
         raise Unsupported(f"its pre-tokenizer splits punctuation with the behavior {part['behavior']}")
     pieces = library_tokenizer(pre_tokenizer=part).pre_tokenizer.pre_tokenize_str

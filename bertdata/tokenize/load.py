@@ -36,7 +36,7 @@ _HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
 
 def load(spec: str) -> LoadedTokenizer:
-    """Loads a tokenizer. `spec` is a tokenizer.json or vocab.txt of any name, a directory of one, or a hub name.
+    """Load a tokenizer. `spec` is a tokenizer.json or vocab.txt of any name, a directory of one, or a hub name.
 
     A directory with a SentencePiece model and neither of these, or that model, is converted by transformers.
 
@@ -69,7 +69,7 @@ def load(spec: str) -> LoadedTokenizer:
 
 
 def _is_as_in_directory(loaded: LoadedTokenizer, directory: Path) -> bool:
-    """Whether a vocab.txt gives the ids that its directory gives, as far as that can be loaded."""
+    """Return whether a vocab.txt gives the ids that its directory gives, as far as that can be loaded."""
     try:
         return give_same_ids(loaded.files[TOKENIZER], _load_directory(directory).files[TOKENIZER])
     except TokenizerError:
@@ -77,7 +77,7 @@ def _is_as_in_directory(loaded: LoadedTokenizer, directory: Path) -> bool:
 
 
 def name_of(spec: str) -> str | None:
-    """The name of a tokenizer that `load` takes: of its directory or on the hub. None: a file that is named freely."""
+    """Return the name of a tokenizer that `load` takes, of its directory or on the hub; None for a file of any name."""
     path = Path(spec)
     if path.is_dir():
         return path.resolve().name
@@ -135,7 +135,7 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
 
 
 def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
-    """The tokenizer of a vocab.txt of BERT's kind. Raises TokenizerError for a token or a setting that cannot be."""
+    """Return the tokenizer of a vocab.txt of BERT's kind. Raises TokenizerError for an invalid token or setting."""
     vocabulary = dict[str, int]()
     for number, token in enumerate(lines):
         if (first := vocabulary.setdefault(token, number)) != number:
@@ -176,7 +176,7 @@ def _load_hub(name: str) -> LoadedTokenizer:
 
 
 def _from_hub(name: str, *, only_cache: bool) -> Path | None:
-    """The tokenizer.json or vocab.txt of a repository, with those of BESIDE that are there."""
+    """Return the tokenizer.json or vocab.txt of a repository, with those of BESIDE that are there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
@@ -193,7 +193,7 @@ def _from_hub(name: str, *, only_cache: bool) -> Path | None:
 
 
 def _convert(name: str) -> LoadedTokenizer:
-    """A tokenizer whose directory or repository has neither file, as transformers converts it, as of SentencePiece."""
+    """Return a tokenizer that transformers converts, such as SentencePiece's, of a directory or repository."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -216,7 +216,7 @@ def _convert(name: str) -> LoadedTokenizer:
 
 
 def _require_on_hub(name: str) -> None:
-    """Asks the hub once, without retries, whether it has the repository.
+    """Ask the hub once, without retries, whether it has the repository.
 
     A download retries for half a minute where no hub can be reached. huggingface_hub honours HF_ENDPOINT,
     HF_HUB_OFFLINE, HF_TOKEN and the proxy variables. Raises TokenizerError if the hub does not answer, or not with yes.
@@ -255,7 +255,7 @@ def _require_on_hub(name: str) -> None:
 
 
 def _first(error: Exception) -> str:
-    """The first line of an error's message, or its class."""
+    """Return the first line of an error's message, or its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
 
 
@@ -267,7 +267,7 @@ def bert_tokenizer(
     added: Sequence[AddedToken] | None = None,
     **flags: Any,
 ) -> tokenizers.Tokenizer:
-    """A tokenizer like BERT's, with the vocabulary token → id.
+    """Return a tokenizer like BERT's, with the vocabulary token → id.
 
     added: tokens that it takes as a whole; None: those of SPECIALS that are in the vocabulary, with [CLS] and [SEP]
     around a text. flags: of the normalizer.
@@ -284,7 +284,7 @@ def bert_tokenizer(
 
 
 def esm_tokenizer() -> tokenizers.Tokenizer:
-    """The tokenizer of ESM-2 (Lin et al., 2023), which is published as a vocab.txt and code: a letter is a token."""
+    """Return the tokenizer of ESM-2 (Lin et al., 2023), published as a vocab.txt and code: a letter is a token."""
     vocabulary = {token: number for number, token in enumerate(RESIDUES)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     letters = pre_tokenizers.Split(Regex("."), "isolated")
@@ -301,7 +301,7 @@ def esm_tokenizer() -> tokenizers.Tokenizer:
 
 
 def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False) -> None:
-    """Makes those of SPECIALS that are in the vocabulary special tokens, and puts [CLS] and [SEP] around a text.
+    """Make those of SPECIALS that are in the vocabulary special tokens, and put [CLS] and [SEP] around a text.
 
     mask_takes_space: [MASK] takes the space before it, as is usual where spaces are part of tokens.
     """
@@ -316,6 +316,6 @@ def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False
 
 
 def add_template(tokenizer: tokenizers.Tokenizer, cls: str, sep: str) -> None:
-    """Puts two tokens around a text where special tokens are requested, if the vocabulary has both."""
+    """Put two tokens around a text where special tokens are requested, if the vocabulary has both."""
     if None not in map(tokenizer.token_to_id, (cls, sep)):
         tokenizer.post_processor = template(tokenizer, cls, sep)

@@ -100,12 +100,12 @@ class Source:
             raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer") from None
 
     def model(self) -> dict[str, Any]:
-        """The JSON of the model, with the scores of Unigram as the library has them."""
+        """Return the JSON of the model, with the scores of Unigram as the library has them."""
         is_unigram = self.outline["model"]["type"] == "Unigram"
         return (json.loads(self.library.to_str()) if is_unigram else self.content)["model"]
 
     def vocabulary(self, *, with_added: bool = False) -> dict[str, int]:
-        """Token → id."""
+        """Return token → id."""
         tokens = self.content["model"]["vocab"]
         known = tokens if isinstance(tokens, dict) else {token: number for number, (token, _) in enumerate(tokens)}
         return known | {token.content: number for number, token in self.added.items()} if with_added else known
@@ -141,13 +141,13 @@ class Source:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an error is one of the library, whose Rust code may panic, and not such as KeyboardInterrupt."""
+    """Return whether an error is one of the library, whose Rust code may panic, and not such as KeyboardInterrupt."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @cache
 def _code() -> list[tuple[str, int, int]]:
-    """Name, time and size of each file of code that makes what is kept."""
+    """Return name, time and size of each file of code that makes what is kept."""
     facts = [(path.name, path.stat()) for path in sorted(Path(__file__).parent.rglob("*.py"))]
     return [(name, fact.st_mtime_ns, fact.st_size) for name, fact in facts]
 

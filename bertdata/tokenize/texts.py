@@ -42,7 +42,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path_or_name: str) -> Tokenizer:
-        """A tokenizer from a tokenizer.json, a vocab.txt, a SentencePiece model, a directory of one, or the hub.
+        """Return a tokenizer from a tokenizer.json, a vocab.txt, a SentencePiece model, a directory of one, or the hub.
 
         Raises TokenizerError, which says what was looked for, if it is none of these.
         """
@@ -68,7 +68,7 @@ class Tokenizer:
         workers: int = 1,
         add_special_tokens: bool = False,
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The ids of texts, uint16 or uint32 [N], and where those of each begin, int64 [num_texts + 1].
+        """Return the ids of texts, uint16 or uint32 [N], and where those of each begin, int64 [num_texts + 1].
 
         texts: str or bytes in UTF-8 each, or a pyarrow array of strings, which are copied only if they are alone in
             their buffer.
@@ -89,7 +89,7 @@ class Tokenizer:
         return ids, bounds
 
     def count(self, texts: Texts, *, workers: int = 1) -> NDArray[np.int64]:
-        """How many ids each text has without special tokens around it: int64 [num_texts]. See `encode_batch`."""
+        """Return how many ids each text has without special tokens around it: int64 [num_texts]. See `encode_batch`."""
         return np.diff(self.encode_batch(texts, workers=workers)[1])
 
     @cached_property
@@ -147,7 +147,7 @@ class Tokenizer:
 
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Texts one after the other in UTF-8, with PADDING bytes behind, and the offsets of each."""
+    """Return texts one after the other in UTF-8, with PADDING bytes behind, and the offsets of each."""
     is_list = hasattr(texts, "__len__") and not isinstance(texts, str | bytes)
     require(is_list, "texts", type(texts).__name__, "a list of texts", "malformed")
     if type(texts).__module__.partition(".")[0] == "pyarrow":
@@ -176,7 +176,7 @@ def _bytes_of(text: Any, number: int) -> bytes:
 
 
 def _require_text(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
-    """Raises UsageError if a text is not UTF-8."""
+    """Raise UsageError if a text is not UTF-8."""
     for number, (start, stop) in enumerate(pairwise(offsets.tolist())):
         try:
             str(data[start:stop].data, "utf-8")

@@ -21,7 +21,7 @@ _DIGITS = 3  # of a unigram score, after the point
 
 
 def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
-    """A tokenizer like BERT's with a WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
+    """Return a tokenizer like BERT's with a WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
 
     cased: keep case and accents. Frequent characters come first and get their tokens as long as they fit. The first ids
     are those of the five special tokens; the other tokens follow in the order of their UTF-8 bytes. Reads about 2 MB/s.
@@ -55,7 +55,7 @@ def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -
 
 
 def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
-    """A tokenizer like ModernBERT's: byte-level BPE (Radford et al., 2019) of at most `vocab_size` tokens.
+    """Return a tokenizer like ModernBERT's: byte-level BPE (Radford et al., 2019) of at most `vocab_size` tokens.
 
     Text is put into the normal form NFC; not cased: and into lower case. Every text can be spelled, so [UNK] is never
     given. The first ids are those of the five special tokens and of the 256 bytes; the other tokens follow in the order
@@ -78,7 +78,7 @@ def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> Load
 
 
 def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
-    """A tokenizer like those of ALBERT and XLM-R: a unigram language model (Kudo, 2018) of at most `vocab_size` tokens.
+    """Return a tokenizer like those of ALBERT and XLM-R: a unigram model (Kudo, 2018) of at most `vocab_size` tokens.
 
     Text is put into the normal form NFKC; not cased: without accents and in lower case. The first ids are those of the
     five special tokens; the other tokens follow by descending probability, equal ones in the order of their UTF-8
@@ -134,7 +134,7 @@ def _require(vocab_size: int, least: int, what: str) -> None:
 def _alphabet(
     texts: list[str], normalizer: Any, room: int, effect: str, tokens_of: Callable[[str], int] = lambda c: 1
 ) -> tuple[list[str], list[str]]:
-    """The most frequent characters of the normalized texts that fit, in ascending order, and a note about the others.
+    """Return the most frequent characters of the normalized texts that fit, ascending, and a note about the others.
 
     room: for how many tokens there is room. effect: what the note says of the others. tokens_of: a character → how many
     tokens it takes.
@@ -162,7 +162,7 @@ class _OnlyThese(dict[int, str]):
 
 
 def _reproducible(pieces: list[list[Any]]) -> list[list[Any]]:
-    """The pieces (token, score) of the unigram trainer without what differs between two runs.
+    """Return the pieces (token, score) of the unigram trainer without what differs between two runs.
 
     The trainer sums scores in the order of a hash table, so they differ by up to 4e-11; they are rounded. It also gives
     the characters that training removed a score of their own each, the least plus 0, 1, 2, ... times _PENALTY, in the
