@@ -127,8 +127,9 @@ class Words:
     def _constant_fields(self, model: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of the kernel's tables that never change. model: those that `model_tables` returns."""
         cut, prefix = self._cut, self._cut.prefix
-        # Words of more characters are unknown, and others fit the memory of a thread.
-        is_short = 0 < model["max_chars"] <= 1 << 10 and not prefix
+        # Words of more characters are unknown, and others fit the memory of a thread. What finds words by bits stops
+        # at the longest.
+        is_short = 0 < model["max_chars"] <= 1 << 10 and not prefix and not self._finds
         return model | {
             "longest": 1 << 62 if is_short else WORD_BYTES // 4 - 16,
             "keeps_gaps": read_only(np.array([not drops for drops in cut.drops])),
