@@ -1,4 +1,4 @@
-"""What inspect gives: facts about a dataset as a JSON-able object, as text, and as one page of HTML.
+"""The facts of `bertdata inspect`, as a JSON-serializable object, as text, and as one page of HTML.
 
 The page needs no network and no other file. All that it shows is in its JSON: report.html has its sections, page.html
 the style and the functions that draw.

@@ -61,7 +61,7 @@ def group_of(position: int, *, num_samples: int, block: int) -> tuple[int, int]:
 
 
 def blocks_of(epoch: int, group: int, *, num_samples: int, seed: int, block: int) -> list[tuple[int, int]]:
-    """The samples of a group of blocks as ranges [first, stop), one for each block."""
+    """Return the samples of a group of blocks as ranges [first, stop), one for each block."""
     block = min(block, num_samples)
     num_blocks, size = num_samples // block, kernels.GROUP_BLOCKS
     is_last = group == max(1, num_blocks // size) - 1
