@@ -1,5 +1,6 @@
 """What a build, a lock and an export must not lose, and must not touch."""
 
+import fcntl
 import json
 import shutil
 import sys
@@ -79,14 +80,14 @@ def test_units_of_other_code_are_not_mixed(vocab, tmp_path, monkeypatch):
 
 def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, monkeypatch):
     """Between opening and locking the file, its holder ended and removed it."""
-    flock = files.fcntl.flock
+    flock = fcntl.flock
 
     def late(fd, how):
         shutil.rmtree(tmp_path / "build")
         return flock(fd, how)
 
     (tmp_path / "build").mkdir()
-    monkeypatch.setattr(files.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(FileNotFoundError), files.locked(tmp_path / "build" / "lock", "busy", "wait"):
         pytest.fail("the lock was taken")
 
