@@ -87,7 +87,8 @@ def read(ranks: World, job: Job) -> Inputs:
         known = replace(job, checkpoint=start, length=heads.length_of(start, job.length))
         parts = {split: task.read(path) for split, path in job.files.items()}
         task.learn(parts["train"][0])
-        warnings = [*(line for _, lines in parts.values() for line in lines), *heads.take_order(start, task)]
+        of_files = [line for _, lines in parts.values() for line in lines]
+        warnings = [*of_files, *heads.take_order(start, task), *heads.ends_warning(start)]
         task.main = job.measure or task.main
         settings_key = seeds.settings_key(known, task)
         seeds.refuse_others(Path(job.out), settings_key)

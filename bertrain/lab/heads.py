@@ -99,6 +99,16 @@ def take_order(directory: str, task: Task) -> list[str]:
     return lines
 
 
+def ends_warning(directory: str) -> list[str]:
+    """Return a warning if the tokenizer of a checkpoint adds no special tokens to texts."""
+    tokenizer = tokenizer_of(directory)
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    if not (cls and sep) or tokenizer.num_special_tokens_to_add(pair=True):
+        return []
+    effect = f"puts no {cls} and {sep} around texts, so the two texts of a pair run together"
+    return [f"warning: the tokenizer.json of {directory} {effect}; add a TemplateProcessing to it"]
+
+
 def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:
     """Return a model with a head for a task, and the weights that it lacks or has in other sizes. option: names it."""
     config, has_head = _config(directory, option), f"a model with an {task.head.__name__} in transformers"

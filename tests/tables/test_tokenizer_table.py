@@ -22,6 +22,7 @@ from bertdata import Tokenizer
 from bertdata.errors import TokenizerError
 from bertdata.tokenize.load import RESIDUES, SENTENCEPIECE, load
 from bertdata.tokenize.tokenizer import LoadedTokenizer
+from bertrain.lab import heads
 from bertrain.models.load import tokenizer_files
 
 
@@ -258,6 +259,8 @@ def test_a_directory_gives_the_ids_of_transformers(tmp_path, files, expected):
     assert (pair == [special.cls, *a, special.sep, *x, special.sep]) == (has_types is None)
     assert ("token_type_ids" in again.model_input_names) == (has_types is not False)
     before = ours.loaded.files | {"tokenizer.json": texts["tokenizer.json"].encode()}
+    assert heads.ends_warning(write_all(tmp_path / "before", before)) or has_types is not None
+    assert not heads.ends_warning(tmp_path / "made") or has_types is False
     late = AutoTokenizer.from_pretrained(write_all(tmp_path / "late", tokenizer_files(before.__getitem__, MODEL, 32)))
     assert late("a", "x")["input_ids"] == pair
 
