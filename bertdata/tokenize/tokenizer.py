@@ -169,7 +169,7 @@ class LoadedTokenizer:
 
     @property
     def engine(self) -> Engine:
-        """What encodes text. It is made, and its kernels are loaded, when it is first asked for.
+        """What encodes text. It is made, and its kernels are loaded, when it is first used.
 
         Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
         """
