@@ -72,8 +72,9 @@ def test_what_fails_publishes_nothing_and_the_next_command_ends_in_the_same_byte
 
 
 @every_writer
-def test_a_full_disk_is_one_sentence_and_the_next_command_continues(name, given, tmp_path, full_disk):
-    with full_disk(100 if name == "augment" else 2000):
+@pytest.mark.parametrize("num_bytes", [100, 2000])
+def test_a_full_disk_is_one_sentence_and_the_next_command_continues(name, given, tmp_path, full_disk, num_bytes):
+    with full_disk(100 if name == "augment" else num_bytes):
         result = invoke(main, *command(name, given, tmp_path / "new"))
     assert result.exit_code in (1, 2)
     assert result.stderr.splitlines()[-1].startswith("Error: ")
