@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import tokenizers
@@ -16,7 +16,7 @@ from reference import documents as reference
 from reference import keys
 from support.commands import refuses
 from support.data import build, make_text
-from support.disk import failing, published, put
+from support.disk import before_rename, failing, published, put
 from support.limits import limits
 from support.sources import stop_after_units, stopped
 
@@ -179,6 +179,18 @@ def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(
             discard(f"out{number}")
         build([text], tmp_path / f"out{number}", **options)
         assert published(tmp_path / f"out{number}") == published(tmp_path / "complete")
+
+
+def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a_build_takes(tmp_path, text, vocab):
+    """Of files that were moved, nothing but .build says whose they are."""
+    options = {"tokenizer": vocab, "overwrite": True}
+    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
+    with before_rename("manifest.json", Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
+        build(text, tmp_path / "out", **options)
+    with refuses("empty", "inputs"):
+        build(put(tmp_path / "blank", b"\n"), tmp_path / "out", **options)
+    build(text, tmp_path / "out", **options)
+    assert published(tmp_path / "out") == expected
 
 
 def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):

@@ -24,11 +24,14 @@ from support.sources import FEW
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
+from bertdata.options import Shares
 from bertdata.sources import ids as ids_module
 from bertdata.sources.ids import open_ids
 from bertdata.sources.inputs import local
+from bertdata.tokenize.load import load
 from bertdata.write import export
 from bertdata.write import kernels as build_kernels
+from bertdata.write.exchange import IdsEncoder
 
 SEP, MASK, PAD = 3, 4, 0
 SMALL = {"validation": 0, "shard_size": 40}
@@ -178,6 +181,36 @@ def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
         dataset = import_ids(path, Path(name) / "out", tokenizer=vocab, **SMALL)
         assert stored(dataset) == reference.split_at(ids, SEP)
         assert dataset.manifest.settings["end_token"] == "[SEP]"
+
+
+@FEW
+@given(st.lists(st.lists(st.lists(IDS, max_size=9), min_size=1, max_size=9), min_size=2, max_size=3), st.booleans())
+def test_finished_units_are_not_read_again(vocab, files, is_nanogpt):
+    """Of any number of units that are finished, the others get the same documents, and no file of theirs is opened."""
+    files = [[*documents, [10, SEP]] for documents in files]
+    with tempfile.TemporaryDirectory() as name:
+        paths = [of_megatron(Path(name), each_one_sequence(each), name=f"{n}") for n, each in enumerate(files)]
+        if is_nanogpt:
+            packed = [reference.packed([token for ids in each for token in ids], "uint16") for each in files]
+            paths = [written(Path(name), f"n{n}", (".bin", content)) for n, content in enumerate(packed)]
+        opened = [
+            open_ids(str(path), "nanogpt" if is_nanogpt else "megatron", SEP if is_nanogpt else None) for path in paths
+        ]
+        encoder = IdsEncoder(load(vocab), Shares(), opened, 6)
+
+        def found(num_finished):
+            parts = encoder.find(range(999), range(num_finished))
+            return [
+                (some.unit, some.ids[start:stop].tolist())
+                for some in parts
+                for start, stop in pairwise(some.documents.tolist())
+            ]
+
+        every = found(0)
+        for number in range(every[-1][0] + 2):
+            if number * 6 >= 2 * opened[0].num_ids:
+                paths[0].with_suffix(".bin").unlink(missing_ok=True)
+            assert found(number) == [each for each in every if each[0] >= number]
 
 
 def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):

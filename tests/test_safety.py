@@ -8,6 +8,7 @@ import sys
 import pytest
 from support.commands import refused, refuses
 from support.data import build, make_text
+from support.disk import published
 from support.sources import stopped
 
 from bertdata import files
@@ -90,6 +91,26 @@ def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, mo
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(FileNotFoundError), files.locked(tmp_path / "build" / "lock", "busy", "wait"):
         pytest.fail("the lock was taken")
+
+
+def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_meanwhile(
+    corpus, vocab, tmp_path, monkeypatch
+):
+    """Another build ends between the first look at the directory and the lock."""
+    out, flock, before = tmp_path / "out", fcntl.flock, {}
+
+    def late(fd, how):
+        if (out / ".build").exists() and not (out / "manifest.json").exists():
+            monkeypatch.setattr(fcntl, "flock", flock)
+            shutil.rmtree(out / ".build")
+            before.update(published(build(corpus, out, tokenizer=vocab, validation=0).dataset.path))
+        return flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with refuses("out-exists", "out", error=BuildError):
+        build(corpus, out, tokenizer=vocab, validation=0.5)
+    assert published(out) == before != {}
+    assert not (out / ".build").exists()
 
 
 def test_added_special_tokens_keep_the_names_of_the_inputs(tmp_path, vocab):
