@@ -103,10 +103,9 @@ def ends_warning(directory: str) -> list[str]:
     """Return a warning if the tokenizer of a checkpoint adds no special tokens to texts."""
     tokenizer = tokenizer_of(directory)
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
-    if not (cls and sep) or tokenizer.num_special_tokens_to_add(pair=True):
-        return []
+    is_plain = cls and sep and not tokenizer.num_special_tokens_to_add(pair=True)
     effect = f"puts no {cls} and {sep} around texts, so the two texts of a pair run together"
-    return [f"warning: the tokenizer.json of {directory} {effect}; add a TemplateProcessing to it"]
+    return [f"warning: the tokenizer.json of {directory} {effect}; add a TemplateProcessing to it"] * bool(is_plain)
 
 
 def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:

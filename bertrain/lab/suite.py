@@ -78,16 +78,12 @@ choices each, and ReCoRD of SuperGLUE, a hundred thousand with a dozen.
 """
 
 
-def _task_of(directory: str) -> str:
-    """Return the task that a directory may be of: "sst2" for SST-2, "csl" for csl_public."""
-    return directory.lower().replace("-", "").removesuffix("_public")
-
-
 def find(data: str, suite: str) -> dict[str, list[str]]:
     """The files of each task of a suite that is there. Raises UsageError where some are there and others are not."""
     files: dict[str, list[str]] = {}
+    tasks = {path: path.name.lower().replace("-", "").removesuffix("_public") for path in sorted(Path(data).glob("*/"))}
     for task, entry in SUITES[suite].items():
-        for directory in sorted(path for path in Path(data).glob("*/") if _task_of(path.name) == task):
+        for directory in (path for path, name in tasks.items() if name == task):
             missing = [name for name in entry.files if not (directory / name).is_file()]
             if missing:
                 sentence = f"{directory} has no {' and no '.join(missing)}; put its files there, or move it away"
