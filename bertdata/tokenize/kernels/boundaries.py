@@ -155,8 +155,10 @@ def walk(text, i, end, automaton, points, steps, skips, state):
     while True:
         kind = uint64(0)
         if place < end:
-            point, width = decoded(text, place)
-            kind = points[point, 0] & uint64(0xFF)
+            point, width = int64(text[uint64(place)]), 1
+            if point >= 0x80:
+                point, width = decoded(text, place)
+            kind = points[uint64(point), 0] & uint64(0xFF)
             if kind == uint64(0):
                 state[CODE_POINT] = point
                 return UNKNOWN_CODE_POINT, word_stop, place, flags
