@@ -141,10 +141,10 @@ def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None)
         if plan is None:
             return
         log = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+        if WARMUP_STEPS + TIMED_STEPS not in (entry.get("step") for entry in log if "validation_s" in entry):
+            return
         clock = json.loads((Path(out) / "run.json").read_text())["clock"]
         saved = sum(path.stat().st_size for path in (checkpoint.newest(Path(out))[0] or Path(out)).iterdir())
-    if WARMUP_STEPS + TIMED_STEPS not in (entry.get("step") for entry in log if "validation_s" in entry):
-        return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
