@@ -212,7 +212,7 @@ def make_units(
     try:
         Crew(workers).run(make, missing)
     finally:
-        del os.environ[_PARALLELISM]
+        os.environ.pop(_PARALLELISM, None)  # another thread may have removed it
         if before is not None:
             os.environ[_PARALLELISM] = before
     if items:
