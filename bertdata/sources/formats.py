@@ -38,9 +38,8 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
             file, "not-text", f" is not {encoding.upper()} text, but {what}; unpack it, or correct its --format"
         )
     if num_bad := num_not_text(first):
-        raise refused(
-            file, "not-text", f" is not {encoding.upper()}: {num_bad:,} bytes are invalid; give its --encoding"
-        )
+        advice = "correct its items" if file.items else "give its --encoding"
+        raise refused(file, "not-text", f" is not {encoding.upper()}: {num_bad:,} bytes are invalid; {advice}")
 
 
 def skipped(form: TextFormat, error: InputError) -> BadRow:

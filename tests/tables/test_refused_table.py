@@ -123,6 +123,7 @@ def builds():
     yield from (({"inputs": wrong}, "empty inputs") for wrong in (iter([]), "empty"))
     for wrong in (b"a\xffb", "x\ud800y"):
         yield {"inputs": iter(["salt", wrong]), "strict": True}, "not-text inputs", "item 2 of the iterable"
+    yield {"inputs": iter([b"\xff" * 9999])}, "not-text inputs", "; correct its items"
     failing = {"map": ["test_refused_table:shortened"]}
     yield {"inputs": iter(["salt", ""])} | failing, "function-failed map", "item 2 of the iterable: "
     for wrong, says in ((("salt", 5), " int, "), ([b"salt", None], " NoneType, "), (b"salt", " int, "), ([Path()], "")):
