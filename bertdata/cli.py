@@ -240,6 +240,8 @@ def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]]
                 settings["is_flag"] = True
             if each.default == ():
                 settings |= {"multiple": True, "default": None}
+            if each.metadata["click"].get("required"):
+                del settings["default"]  # of which click takes None for a value
             command = click.option(f"--{name.replace('_', '-')}", **settings | each.metadata["click"])(command)
         return command
 

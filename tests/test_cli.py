@@ -76,6 +76,11 @@ def test_an_empty_split_is_warned_of(tmp_path, vocab):
         assert all(each in result.stderr for each in said)
 
 
+def test_a_required_option_that_is_missing_is_named():
+    for words, name in (("build t", "out"), ("import t", "out"), ("import t --out t", "tokenizer")):
+        refused(main, *words.split(), kind="missing", option=name)
+
+
 def test_an_output_that_cannot_be_made_is_named(corpus):
     done = invoke(main, "build", corpus, "--out", "/proc/nowhere/out")
     assert (done.exit_code, done.stderr.rstrip().partition("; ")[2][:16]) == (1, "correct the path")
