@@ -26,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 import bertdata
-from bertdata.support import OneSentence, UsageError, naming, write_file
+from bertdata.support import DatasetError, OneSentence, UsageError, naming, write_file
 from bertrain import checkpoint
 from bertrain.cli import flags_of
 from bertrain.commands.evaluate import opened
@@ -164,7 +164,7 @@ class Measurements:
             try:
                 before = dict(json.loads((out / SETTINGS).read_bytes()))
             except (FileNotFoundError, ValueError, TypeError, RecursionError):
-                before = {}
+                raise DatasetError(f"{out / SETTINGS} is damaged; give a new --out", "damaged", option="out") from None
             if listed := differences(before, settings):
                 sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give another --out"
                 raise UsageError(sentence, "other-settings", option="out", given=str(out))
