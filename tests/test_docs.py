@@ -80,6 +80,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "bertdata build hf://"): "needs the hub",
     ("*", "bertdata build https://"): "needs a web server",
     ("*", "ray start "): "tests/test_ray.py starts a cluster",
+    ("docs/scale.md", "bertdata build s3://bucket/dump/*.zst --out shared/shards"): "a cluster; tests/test_ray.py",
     ("*", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
     ("*", "srun "): "needs Slurm",
     ("docs/howto/proteins.md", "bertrain doctor --recipe "): "takes steps of a large batch",
@@ -423,6 +424,8 @@ def _tables():
         write(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
     pair = {"good": "the river", "bad": "river the", "field": "syntax"}
     draw = random.Random(8)
+    proteins = ["entry\tsequence", *(f"{n}\t{''.join(draw.choices('LAGVSERTIDPKQ', k=60))}" for n in range(60))]
+    write("benchmarks/SEQ_SOLUBLE.tsv", *proteins)
     genome = [line for n in range(40) for line in (f">{n}", "".join(draw.choices("ACGTacgtN", k=400)))]
     write("genome.fa", *genome)
     Path("uniref50.fasta.gz").write_bytes(gzip.compress("\n".join(genome).upper().encode()))
