@@ -119,6 +119,11 @@ class Split(Sequence[Shard]):
         """Whether pairs of segments can be made: sentences are stored, and there are two documents."""
         return self.stores("sentences") and self.num_documents > 1
 
+    @property
+    def shards(self) -> Split:
+        """The shards of the split, in order."""
+        return self
+
     def __len__(self) -> int:
         return len(self.numbers)
 
