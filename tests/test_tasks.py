@@ -18,7 +18,7 @@ from support.data import byte_level_bpe
 from support.disk import write
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from bertrain.lab.tasks import TASKS, Example, metrics, spans
+from bertrain.lab.tasks import TASKS, Columns, Example, metrics, spans
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +257,7 @@ GOOD_FILES = [  # task, end of the file's name, columns, contents, examples as (
 @pytest.mark.parametrize("row", GOOD_FILES, ids=lambda row: f"{row[0]} {row[1]}")
 def test_files_give_these_examples(tmp_path, row):
     name, end, columns, content, *expected = row
-    examples, warnings = TASKS[name](**columns).read(written(tmp_path / f"a{end}", content))
+    examples, warnings = TASKS[name](Columns(**columns)).read(written(tmp_path / f"a{end}", content))
     expected = [tagged(each) if isinstance(each, str) else each for each in expected]
     assert ([example[:3] for example in examples], warnings) == (expected, [])
     if content is CONLL:
@@ -366,7 +366,7 @@ def test_files_that_do_not_fit_are_named_with_the_place(tmp_path, row):
     for number, content in enumerate(contents):
         path = written(tmp_path / f"{number}{end}", content)
         with refuses(*error.split(), says=path) as caught:
-            TASKS[name](**columns).read(path)
+            TASKS[name](Columns(**columns)).read(path)
         assert where in str(caught.value)
 
 
@@ -387,7 +387,7 @@ def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_toge
     ):
         columns = CHOICE | ({} if name == "choice" else {"other": ""})
         path = written(tmp_path / f"{name}.jsonl", rows(*wrong))
-        read, (warning,) = TASKS[name](**columns, skip=True).read(path)
+        read, (warning,) = TASKS[name](Columns(**columns, skip=True)).read(path)
         assert "2 rows left out" in warning
         assert len(read) == 1
 

@@ -37,7 +37,7 @@ from bertrain.lab import tables
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.options import from_flags
-from bertrain.lab.tasks import TASKS
+from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.models.load import load_model, max_length
 from bertrain.options import COUNT, COUNT_OR_0, SHARE, TEXT, Options, option
@@ -272,8 +272,8 @@ class _Rows:
     """The rows, the texts in them, and what is known of these so far, in a directory beside --out."""
 
     def __init__(self, ranks: World, directory: str, options: Augmentation) -> None:
-        of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
-        task = pick(of_texts, options.task, "--task", "docs/tasks.md")(options.text, options.other, options.label)
+        kinds = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
+        task = pick(kinds, options.task, "--task", "docs/tasks.md")(Columns(options.text, options.other, options.label))
         self.options, self.out = options, Path(options.out)
         suffix = Path(options.train).suffix
         if self.out.suffix.lower() != suffix.lower():

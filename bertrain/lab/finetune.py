@@ -36,7 +36,7 @@ from bertrain.lab import adapters, heads, seeds
 from bertrain.lab.heads import Reader
 from bertrain.lab.options import JSON, from_flags, parse_lora
 from bertrain.lab.seeds import Job
-from bertrain.lab.tasks import TASKS, Data, Example, Task
+from bertrain.lab.tasks import TASKS, Columns, Data, Example, Task
 from bertrain.models.encoder import choose_attention
 from bertrain.models.load import max_length
 from bertrain.ranks import LONGEST_WAIT, World, world
@@ -80,7 +80,7 @@ def read(ranks: World, job: Job) -> Inputs:
 
     def read_files() -> Inputs:
         kind = pick(TASKS, job.task, "--task", "docs/tasks.md")
-        task = kind(job.text, job.other, job.label, separator=job.separator, skip=job.skip)
+        task = kind(Columns(job.text, job.other, job.label, job.separator, job.skip))
         if job.teacher and not task.taught:
             sentence = f"--teacher gives no labels for --task {job.task}; leave it out"
             raise UsageError(sentence, "conflict", option="teacher", given=job.teacher)

@@ -114,16 +114,8 @@ def settings_key(job: Job, task: Task) -> dict[str, Any]:
         kinds, directory = (".safetensors", ".json", ".txt", ".model"), getattr(job, name)
         contents[name] = sorted(path for path in Path(directory).glob("*") if path.suffix in kinds)
         named |= {} if contents[name] else {flag(name): directory}  # a name on the hub
-    return named | {f"{_CONTENT}--{name}": _digest(files) for name, files in contents.items()}
-
-
-def _digest(files: list[Path]) -> str:
-    """Return the SHA-256 of the bytes of files, one after the other."""
-    digest = hashlib.sha256()
-    for path in files:
-        with open(path, "rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
+    texts = {name: b"".join(map(Path.read_bytes, files)) for name, files in contents.items()}
+    return named | {f"{_CONTENT}--{name}": hashlib.sha256(text).hexdigest() for name, text in texts.items()}
 
 
 def finished(directory: Path) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from bertrain.cli import command
 from bertrain.commands import pairs
 from bertrain.lab.distillation.answers import TeacherCache
 from bertrain.lab.elastic import search
-from bertrain.lab.tasks import TASKS
+from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models.load import new_model
 
 QUESTION = {"id": "q", "question": "Of?", "answers": [{"text": "river", "answer_start": 2}]}
@@ -78,11 +78,11 @@ def answered(folder, given):
 
 
 def table(path, given):
-    TASKS["classification"]("text", label="label").read(str(path))
+    TASKS["classification"](Columns("text", label="label")).read(str(path))
 
 
 def task(name, path, given):
-    TASKS[name](other="choices" if name == "choice" else "").read(str(path))
+    TASKS[name](Columns(other="choices" if name == "choice" else "")).read(str(path))
 
 
 def from_saved(path, given):

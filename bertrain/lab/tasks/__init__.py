@@ -1,7 +1,7 @@
 """What a checkpoint is fine-tuned for: classes, numbers, tags, answers, choices. --task names them."""
 
 from bertrain.lab.tasks import choices, spans, texts, words
-from bertrain.lab.tasks.base import Data, Example, Task
+from bertrain.lab.tasks.base import Columns, Data, Example, Task
 
 TASKS: dict[str, type[Task]] = {
     "classification": texts.Classification,
@@ -18,4 +18,4 @@ TASKS: dict[str, type[Task]] = {
 }
 """Tasks by the name that --task gives them."""
 
-__all__ = ["TASKS", "Data", "Example", "Task"]
+__all__ = ["TASKS", "Columns", "Data", "Example", "Task"]

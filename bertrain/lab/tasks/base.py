@@ -14,6 +14,19 @@ from bertdata.support import UsageError, counted
 from bertrain.lab import tables
 
 
+class Columns(NamedTuple):
+    """What stands where in a file: names or numbers of columns, and what separates several labels of one cell."""
+
+    text: str = "0"
+    other: str = ""  # "": there is no second text
+    label: str = "-1"
+    separator: str = ","
+    skip: bool = False  # leave out rows that do not fit, as official files have some
+
+
+DEFAULT = Columns()
+
+
 class Example(NamedTuple):
     """What a task learns from a part of a file, such as a row of a table. A task says what else its parts may be."""
 
@@ -74,11 +87,7 @@ def _plain(name: str) -> str:
 
 
 class Task:
-    """One kind of labels. A subclass gives the methods below, and an entry of TASKS names it.
-
-    text, other, label: names or numbers of columns; "": there is no second text. separator: what stands between several
-    labels of one cell. skip: leave out rows that do not fit, as official files have some.
-    """
+    """One kind of labels. A subclass gives the methods below, and an entry of TASKS names it."""
 
     head: Any  # the class of transformers that adds the head, such as AutoModelForSequenceClassification
     main: str  # the measure on dev that chooses the best epoch
@@ -93,10 +102,8 @@ class Task:
     taught: Callable[[torch.Tensor], torch.Tensor] | None = None
     """A teacher's logits → labels that `loss` takes. None: a teacher cannot give labels of this kind."""
 
-    def __init__(
-        self, text: str = "0", other: str = "", label: str = "-1", *, separator: str = ",", skip: bool = False
-    ) -> None:
-        self.separator, self.skip = separator, skip
+    def __init__(self, columns: Columns = DEFAULT) -> None:
+        text, other, label, self.separator, self.skip = columns
         others = {"other": other or self.second} if other or self.second else {}
         self.roles = {"text": text} | others | {"label": label} | {**self.fixed}
         """The columns of a table that must have values, by their role: the name of an option, or of the column."""
