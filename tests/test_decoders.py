@@ -86,7 +86,7 @@ def test_tokens_of_a_tokenizer_take_roles_and_texts_get_them_as_rows_do(dataset,
     refused(command_line, *given, "cls=<|begin|>,mask=<|begin|>", kind="conflict", option="roles")
     refused(command_line, *given[:4], "--roles", SPELLED, kind="needs-option", option="roles")
     warned = succeeds(command_line, *given, "pad=<|end|>,mask=a").stderr
-    assert "the padding token <|end|> has another role" in warned
+    assert "the padding token <|end|> also has another role" in warned
     assert "text may have a" in warned
 
 

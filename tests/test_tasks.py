@@ -292,7 +292,6 @@ NO_CHOICES = [
     '"b", "label": 0',
 ]
 NO_PLACES = [{"span1_index": 2}, *({"span2_index": place} for place in (-1, "x", math.inf))]
-NO_WORDS = {"start1": "0"}, {"end2": 10}, {"start1": 5}
 TWICE = pa.table([["x"], ["y"], [1]], names=["text", "text", "label"])
 BAD_FILES = [  # task, end of the name, columns, kind of error and option, place or part of the sentence, contents
     ("classification", ".tsv", {}, "bad-row", "line 2", "one\t1\ntwo\n", "one\t1\ntwo\t\n", "one\t1\ntwo\t1\t1\n"),

@@ -59,7 +59,7 @@ class Engine:
     """Pieces of text → ids, where the kernels support a tokenizer. May be used by several threads at once."""
 
     words: Words
-    """What the kernels know about the tokenizer; there are none if it is not supported."""
+    """The tables of the kernels. Not set if the tokenizer is not supported."""
     refusal: str | None = None
     """One clause that says why the tokenizer, or a text that it had to encode, is not supported."""
 

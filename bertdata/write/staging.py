@@ -57,7 +57,7 @@ class BuildPlan:
 
     @classmethod
     def read(cls, staging: Path) -> BuildPlan | None:
-        """Read the plan of an unfinished build; None: there is none. Raise BuildError for one of another version."""
+        """Read the plan of an unfinished build; or None. Raise BuildError for one of a different version."""
         try:
             members = json.loads((staging / PLAN).read_bytes())
             plan = cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
@@ -67,7 +67,7 @@ class BuildPlan:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError):
-            sentence = f"{staging / PLAN} is of another version of bertdata; use that version, or --overwrite"
+            sentence = f"{staging / PLAN} is from a different version of bertdata; use that version, or --overwrite"
             raise BuildError(sentence, "other-version", option="out", given=staging.parent) from None
 
     def as_json(self) -> dict[str, Any]:

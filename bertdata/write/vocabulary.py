@@ -82,7 +82,7 @@ def _with_roles(tokenizer: LoadedTokenizer, given: str) -> LoadedTokenizer:
         changed.notes.append(f"warning: text may have {', '.join(words)}, which --roles makes special; give others")
     if "pad" in roles and special.pad in (special.eos, special.sep):
         changed.notes.append(
-            f"warning: the padding token {roles['pad']} has another role, too; transformers does not train the vector "
+            f"warning: the padding token {roles['pad']} also has another role; transformers does not train the vector "
             "of a padding token, and may take it for padding at the end of a text; give another token to pad"
         )
     return changed

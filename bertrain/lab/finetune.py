@@ -100,7 +100,7 @@ def read(ranks: World, job: Job) -> Inputs:
 def tune(ranks: World, job: Job) -> dict[str, Any]:
     """Fine-tune all seeds, shared out among the ranks, and write result.json, which is returned to every rank.
 
-    The caller is `alone` in the directory of the job. Raises UsageError if a seed there is of another one.
+    The caller is `alone` in the directory of the job. Raises UsageError if a seed there belongs to a different job.
     """
     inputs = read(ranks, job)
     for warning in inputs.warnings if ranks.rank == 0 else ():

@@ -122,7 +122,7 @@ def carry(
     buffers = dict(before.get_submodule("objectives").named_buffers())
     for name, buffer in after.get_submodule("objectives").named_buffers():  # such as a queue of earlier rows
         if name not in buffers or buffers[name].shape != buffer.shape:
-            sentence = f"the buffer objectives.{name} has another shape in a model of more layers; give it one shape"
+            sentence = f"the buffer objectives.{name} changes its shape in a model of more layers; give it one shape"
             raise UsageError(f"{sentence}, or leave layers out of the phases", "bad-entry", option="layers")
         buffer.copy_(buffers[name])
     return {"layers": [len(layers_of(learner.model)) for learner in (before, after)]}

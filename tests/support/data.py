@@ -25,14 +25,8 @@ from bertdata.types import SpecialTokens
 from support.disk import write
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
 WORDS = ["the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt"]
 
 
@@ -135,7 +129,7 @@ def assert_joined(whole, parts):
 
 
 def assert_goes_on(make):
-    """The loader of `make()` goes on to the rest of its batches from every state, and as a pickle; returns them all."""
+    """Check that `make()` resumes from every state, also as a pickle, and return all batches."""
     loader = make()
     states, pickled, batches = [json.dumps(loader.state_dict())], [pickle.dumps(loader)], []
     for batch in loader:

@@ -72,7 +72,7 @@ def rows_of(encoded: Mapping[str, list[Any]]) -> list[dict[str, list[int]]]:
 
 @contextlib.contextmanager
 def _naming(place: str, kind: str, expected: str) -> Iterator[None]:
-    """Raise UsageError of a kind, naming the place, for an error of reading what has another form."""
+    """Raise UsageError of a kind, naming the place, for an error of reading a different format."""
     try:
         yield
     except UsageError:

@@ -126,7 +126,7 @@ def _form_of(train: list[Example], names: list[str]) -> re.Pattern[str] | None:
 
 
 def _bioes(tag: str, form: re.Pattern[str]) -> str:
-    """Return a tag of an entity as `metrics.entities` reads it; one of another form as it is."""
+    """Return a tag of an entity as `metrics.entities` reads it; a tag of a different form as it is."""
     if tag.upper() == "O" or not (match := form.fullmatch(tag)):
         return {"o": "O"}.get(tag, tag)
     letter = match["letter"].upper()
