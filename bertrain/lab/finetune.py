@@ -115,7 +115,7 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
     for split in [*job.files][1:]:
         for metric in runs[0][split]:
             values = [run[split][metric] for run in runs]
-            result[f"{split}_{metric}"] = {name: round(spread(values), 5) for name, spread in SPREAD.items()}
+            result[f"{split}_{metric}"] = {name: spread(values) for name, spread in SPREAD.items()}
     content = json.dumps(result | {"runs": runs}, indent=1).encode()
     ranks.on_first(lambda: write_file(Path(job.out, RESULT), content))
     return result
