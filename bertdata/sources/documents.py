@@ -57,9 +57,9 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of one unit, one behind the other. Document i is text[offsets[i] : offsets[i + 1] - 1].
+    """Documents of one unit, joined. Document i is text[offsets[i] : offsets[i + 1] - 1].
 
-    Beside them is what lies before or between them and is left out.
+    Also what lies before or between them and is left out.
     """
 
     text: NDArray[np.uint8]  # UTF-8, a newline after each document; then at least TEXT_PADDING bytes
@@ -70,7 +70,7 @@ class Documents:
     inputs: NDArray[np.int64]  # [n] number of the input that each is from; 0 where one is read by itself
     bad: Sequence[Skipped] = ()
     num_removed: int = 0  # documents that --map left out
-    num_duplicates: int = 0  # documents left out because their text came before
+    num_duplicates: int = 0  # documents left out as duplicates
 
     @property
     def num_bytes(self) -> int:

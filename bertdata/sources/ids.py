@@ -67,7 +67,7 @@ class Ids(NamedTuple):
 class IdsFile:
     """An input of ids, whose header and index were checked."""
 
-    files: list[Input]  # all that are read
+    files: list[Input]  # paths of all its files
     num_bytes: int  # of the files of ids
     documents: Callable[[int], Iterator[Ids]]
     """Called with a number of ids at the beginning. Documents that begin there are not needed, and need not be read.

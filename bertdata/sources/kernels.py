@@ -71,7 +71,7 @@ def first_invalid(text, start, stop):
         if lead < 0xC2 or lead > 0xF4 or i + width > stop:
             return i
         if lead == 0xE0:
-            low = 0xA0  # a shorter sequence would do
+            low = 0xA0  # an overlong encoding
         elif lead == 0xED:
             most = 0x9F  # surrogates
         elif lead == 0xF0:
@@ -189,7 +189,7 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
 def may_be_special(text, size):
     """Return whether text[:size] has a NUL, -NaN, or Inf before white space or one of ,]} (a number for pyarrow).
 
-    text: uint8, 3 bytes longer than `size`, of which what is special ends in text[:size].
+    text: uint8, 3 bytes longer than `size`. A special value must end in text[:size].
     """
     found = False
     for i in range(size):  # without a branch, so that it compiles to vector instructions

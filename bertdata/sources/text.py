@@ -23,7 +23,7 @@ from bertdata.sources.streams import UTF_8, InputStream, opened
 
 _MARK = codecs.BOM_UTF8
 _HEAD = 256  # bytes in which JSON begins
-_MARGIN = 1 << 12  # bytes that are read before and after a range for the documents that its ends cut
+_MARGIN = 1 << 12  # bytes read before and after a range, for documents that cross its ends
 _LONGEST_READ = 1 << 24  # bytes that are read at a time where a document is longer than a block
 
 
@@ -179,9 +179,9 @@ class _Buffer:
     def __init__(self, begin: int, block: int) -> None:
         """block: bytes that are read at a time."""
         self.begin = begin  # offset of the first byte in the input
-        self.is_at_head = begin == 0  # whether only a byte order mark has left
+        self.is_at_head = begin == 0  # whether nothing but a byte order mark was dropped
         self.is_end = False  # whether all of the input was read
-        self._size = 0  # bytes that were read and have not left
+        self._size = 0  # bytes that were read and not dropped
         self._memory, self._numbers = _memory(block + block // 4)
 
     def __len__(self) -> int:
@@ -227,7 +227,7 @@ class _Buffer:
         return Documents(text, offsets[: count + 1].copy(), *columns), int(used[0]), int(starts[0])
 
     def drop(self, used: int) -> None:
-        """Let the first bytes leave."""
+        """Drop the first bytes."""
         left = self.bytes[used:]
         self.begin, self._size, self.is_at_head = self.begin + used, left.size, self.is_at_head and not used
         self.bytes[:] = left

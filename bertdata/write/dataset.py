@@ -51,7 +51,7 @@ from bertdata.write.staging import (
 )
 from bertdata.write.vocabulary import TokenizerChoice
 
-MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
+MOST_UNITS = 1 << 20  # for builds whose inputs are files
 PUBLISHED = ("documents", "sentences", "validation", "test", "shard_size", "max_documents")  # options in the manifest
 PUBLISHED_IF_GIVEN = ("words", "map", "dedup", "encoding")
 
@@ -61,10 +61,10 @@ class BuildReport:
     """The result of a build: the dataset, and what its manifest does not say."""
 
     dataset: Dataset
-    first_replaced: str | None = None  # 'file, byte n' or 'file, line n': the first that was replaced
+    first_replaced: str | None = None  # 'file, byte n' or 'file, line n' of the first replaced byte
     replaced_kind: str | None = None  # format of that file, one of choices.INPUT_FORMATS
     first_skipped: str | None = None  # 'file, line n: reason': the first row that was skipped
-    reused_units: int = 0  # how many units an earlier, interrupted run had finished
+    reused_units: int = 0  # number of units that an interrupted run had finished
 
 
 def build(

@@ -83,7 +83,7 @@ def _hashes(some: Documents, num_inputs: int) -> NDArray[np.uint64]:
 def _later_ones(path: Path) -> NDArray[np.uint64]:
     """Return the origins of all rows of a file but the first of each hash. Removes the file.
 
-    One text may be that of most documents, so the rows are read some at a time: as many as there are different ones.
+    Most documents may have the same text, so rows are read in batches, each as large as the number of distinct rows.
     """
     firsts, later = np.zeros((0, 3), np.uint64), list[NDArray[np.uint64]]()
     with open(path, "rb") as file:

@@ -101,7 +101,7 @@ def _bounds(data, offsets, gap, i):
 
 @jit()
 def count_words(data, offsets, gap, counts):
-    """Write the number of words of each document to counts int64 [N]; no branch depends on the bytes.
+    """Write the number of words of each document to counts int64 [N]; without branches that depend on the bytes.
 
     A word is a longest run of bytes that are not ASCII white space: space, tab, LF, VT, FF and CR. data: uint8,
     TEXT_PADDING bytes longer than the documents. offsets int64 [N + 1]: document i is

@@ -31,18 +31,18 @@ from bertdata.types import SpecialTokens
 
 STAGING = ".build"
 PLAN = "plan.json"
-ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
+ATTEMPTS = "attempts-"  # prefix of the directory in which the tasks of a cluster write
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
 OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
-_ROWS_JOINED = 256  # shards that are joined together, as one alone takes 1 KB
+_ROWS_JOINED = 256  # shards that are joined at a time, because one alone takes 1 KB
 _SHARD_FILE = rf"({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy)"
 _OF_SHARDS = re.compile(rf"{_SHARD_FILE}|{TABLE}|{DIGESTS}")
 _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what was removed while it was open
     rf"(\.nfs.+|(.+\.)?lock|(plan|replaced|tokenizer(_config|_name)?)\.json|(unit-[0-9]+|part-[0-9]+-of-[0-9]+)\.json|"
     rf"duplicates|hashes-[0-9]+|(removed-)?{ATTEMPTS}.*|{_SHARD_FILE})({TEMPORARY})?"
 )
-_NUMBER = re.compile(r"-([0-9]{5,})\.")  # of the unit, in the name of a file of a shard
+_NUMBER = re.compile(r"-([0-9]{5,})\.")  # number of the unit in the file names of its shards
 
 
 @dataclass(frozen=True)
@@ -401,7 +401,7 @@ def publish(
             )
         stage.publish()
     (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
-    (staging / PLAN).unlink()  # without it there is no unfinished build
+    (staging / PLAN).unlink()  # without the plan there is no unfinished build
     remove_staging(staging)
     fsync_directory(directory)
 

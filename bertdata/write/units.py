@@ -34,10 +34,10 @@ class EncodedDocuments:
     word_starts: NDArray[np.bool_] | None = None  # [n] whether an id begins a word; None: not stored
     origins: NDArray[np.uint64] | None = None  # [num_documents] format/origins.py; None: not stored
     splits: NDArray[np.int64]  # [num_documents] an index of SPLITS_BY_HASH
-    has_ids: NDArray[np.bool_]  # [num_documents] the others are dropped and counted
+    has_ids: NDArray[np.bool_]  # [num_documents] whether a document is stored; others are dropped and counted
     replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
     tally: Tally  # what else is counted
-    bytes_read: int  # of the input on disk, up to the end of these documents
+    bytes_read: int  # bytes of the input on disk, up to the end of these documents
 
 
 class UnitWriter(Stage):
@@ -72,7 +72,7 @@ class UnitWriter(Stage):
         offsets, sentences, ids, word_starts = select(
             kept, documents.offsets, documents.sentences, documents.ids, documents.word_starts
         )
-        if sentences is not None:  # where they end; documents without ids have none
+        if sentences is not None:  # the ends of documents; those without ids have no separator
             sentences = np.append(sentences[1:], ids.size)[: sentences.size].astype(np.uint64)
         self._writers[split].append(
             ids,
