@@ -53,7 +53,7 @@ class AddedTokens:
                 continue
             searched = [token.content for (_, token), stays in zip(chosen, is_text, strict=True) if not stays]
             contents = searched if normalized else []
-            # What takes long with many tokens; if _check raises, nothing is kept
+            # These take long with many tokens.
             kept = source.kept(f"added {normalized} {are_text}", partial(self._checked_trie, contents, chosen))
             if normalized:
                 # The numbers of find_hazards, from 3 on; if there are too many characters, many share the last
@@ -138,7 +138,8 @@ class AddedTokens:
                 is_out = left_out[sources]
                 stops = np.where(is_out, cut.starts, cut.stops)
                 tails = np.where(is_out, text.tails[sources], cut.tails)
-                keep = ~is_out | (np.diff(sources, prepend=-1) > 0)  # of a piece that is left out the first part stays
+                # A piece that `tokenizers` must encode keeps its first part, which becomes empty.
+                keep = ~is_out | (np.diff(sources, prepend=-1) > 0)
                 cut = Text(text.data, *(each[keep] for each in (cut.starts, stops, tails, cut.begins)))
                 sources = sources[keep]
         return cut, sources, np.flatnonzero(left_out)
@@ -172,7 +173,7 @@ def _cut_at(found: NDArray[np.int64], text: Text, sources: NDArray[np.int64]) ->
 
 
 def ranges_of(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return ranges that hold the bytes that are in, and as few others: uint8 [RANGES, 2], as in records.Added."""
+    """Return ranges that contain the given bytes and few others: uint8 [RANGES, 2], as in records.Added."""
     chosen = np.flatnonzero(are_in)
     gaps = np.diff(chosen)
     widest = np.argsort(gaps)[::-1][: records.RANGES - 1]

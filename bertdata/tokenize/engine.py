@@ -43,7 +43,7 @@ from bertdata.tokenize.source import Source, is_failure
 from bertdata.tokenize.words import PAGE, WORD_BYTES, Words, replace_special
 from bertdata.types import SpecialTokens
 
-NEAR_LINES, FAR_LINES = 1 << 17, 1 << 16  # of 64 bytes in the tables of runs; two make a set
+NEAR_LINES, FAR_LINES = 1 << 17, 1 << 16  # lines of 64 bytes in the tables of runs; two make a set
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
 LONGEST_PIECE = 1 << 24  # bytes of text that `tokenizers` may get in one piece; it takes 100 to 220 bytes for each
@@ -66,13 +66,12 @@ class Engine:
     def __init__(self, source: Source, special: SpecialTokens) -> None:
         """special: its special ids are those that text may not give.
 
-        Loading kernels takes about 0.1 s;
-        compiling them takes some seconds, once on a machine.
+        Loading the kernels takes about 0.1 s; compiling them takes some seconds, once on a machine.
         """
         self._local = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
         try:
             self.words = Words(source, special)
-            # What the engine does not see
+            # For what the engine cannot encode
             self._added = AddedTokens(source, Forms(source.outline["normalizer"]), self.words.special)
         except (Unsupported, RecursionError) as refusal:
             self._refuse(refusal)
@@ -118,7 +117,7 @@ class Engine:
                 rows = np.stack([np.searchsorted(sources, left_out), starts[left_out], stops[left_out]], 1)
                 ids, bounds, replaced = self._encode(cut, rows)
                 bounds = bounds[np.searchsorted(sources, np.arange(tails.size + 1))]
-        except (Unsupported, RecursionError) as refusal:  # only this text shows that the rules need too much
+        except (Unsupported, RecursionError) as refusal:  # the characters of this text need too many states
             self._refuse(refusal)
             return None
         return None if replaced and self.words.unk is None else (ids, bounds, replaced)

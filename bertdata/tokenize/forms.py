@@ -157,7 +157,7 @@ class Forms:
         if any(a + b in before(point) != point for string, _, before in self.strings for a, b in pairwise(string)):
             return True  # it is made of several characters of a string that is replaced
         if self.strips & STRIPS_LATE and self._stripped(point) not in ("", self._before_strip(point)):
-            return True  # it is stripped in part
+            return True  # a part of it is stripped
         if not self.collapses:
             return False
         # A space that is not joined with others, or what stands between two of them when they are joined

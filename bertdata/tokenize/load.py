@@ -29,10 +29,10 @@ VOCABULARY = "vocab.txt"
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
 FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, *SENTENCEPIECE)
 """Those that make a directory one of a tokenizer."""
-MOST_BYTES = 1 << 27  # of a file; the largest on the hub has 34 MB
+MOST_BYTES = 1 << 27  # bytes of a file; the largest on the hub has 34 MB
 _WHITE_SPACE = " \t\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """What `tokenizers` leaves out at the end of a line of vocab.txt."""
-_HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
+_HUB_TIMEOUT_S = 5.0  # seconds to wait for the first answer of the hub
 
 
 def load(spec: str) -> LoadedTokenizer:
@@ -235,7 +235,7 @@ def _require_on_hub(name: str) -> None:
     try:
         get_hf_file_metadata(hf_hub_url(name, TOKENIZER), timeout=_HUB_TIMEOUT_S)
     except EntryNotFoundError:
-        pass  # the repository is there; its tokenizer may have other files, such as a vocab.txt
+        pass  # the repository exists; its tokenizer may have other files, such as a vocab.txt
     except OfflineModeIsEnabled:
         sentence = f"{nowhere} HF_HUB_OFFLINE is set; unset it, or give a local path"
         raise TokenizerError(sentence, "tokenizer-not-found", **options) from None

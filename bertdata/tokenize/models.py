@@ -101,7 +101,7 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> _Merges:
         raise Unsupported("its BPE model gives the bytes of unknown characters, and marks the ends of words")
     if model.get("unk_token") and model["unk_token"] not in vocabulary:
         raise Unsupported("its unknown token is not in the vocabulary")
-    if max(vocabulary.values(), default=0) == MOST_IDS - 1:  # all ones mark a free slot of the table of merges
+    if max(vocabulary.values(), default=0) == MOST_IDS - 1:  # a value of ones marks a free slot of the table of merges
         raise Unsupported(f"its vocabulary has the id {MOST_IDS - 1:,}")
     pairs, id_of = merges_of(model), vocabulary.__getitem__
     if len(pairs) >= MOST_ENTRIES:
@@ -149,7 +149,7 @@ def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges,
     left, right, rank, merged = merges
     is_reached, num_bytes = np.zeros(merged.size, np.bool_), byte_ids.size
     mark_reached(*_joined(tokens), byte_ids, _table(left, right, rank), merged, is_reached)
-    kept = np.sort(rank[is_reached[rank]])  # fewer stay in the processor's caches
+    kept = np.sort(rank[is_reached[rank]])  # a small table stays in the processor's caches
     sides = np.zeros((2, merged.size), np.int64)
     sides[:, rank] = left, right
     ids = np.append(byte_ids, merged[kept])

@@ -22,7 +22,7 @@ from bertdata.errors import TokenizerError, UsageError
 from bertdata.files import cache_directory, make_directory, write_file
 from bertdata.tokenize.models import read_only
 
-MOST_KEPT = 1 << 30  # bytes of the files of all tokenizers
+MOST_KEPT = 1 << 30  # bytes that the kept files of all tokenizers may take
 
 
 class NotAnObject(TokenizerError):
@@ -61,7 +61,7 @@ class Source:
     def content(self) -> dict[str, Any]:
         """The JSON that a dataset stores. Raises NotAnObject."""
         collects = gc.isenabled()
-        gc.disable()  # with it, many new objects take twice the time
+        gc.disable()  # the garbage collector doubles the time that many new objects take
         try:
             changed = {name: self.outline[name] for name in ("added_tokens", "post_processor") if name in self.outline}
             no_limits = {"truncation": None, "padding": None}  # a dataset holds whole documents
