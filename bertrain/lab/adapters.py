@@ -3,7 +3,7 @@
     W x + (alpha / r) · B A x        W [out, in] is frozen; A [r, in] begins at random, B [out, r] at 0
 
 peft puts the matrices into a model in place, so the model keeps its class, and all callers work as before. Two
-things are written: an ordinary checkpoint, in which W + (alpha / r) · B A stands for W, and beside it the adapter, in a
+things are written: an ordinary checkpoint, in which W + (alpha / r) · B A replaces W, and beside it the adapter, in a
 directory of peft's own. docs/adapters.md has the rules.
 """
 
@@ -172,7 +172,7 @@ def plain(model: PreTrainedModel, state: Tensors) -> dict[str, torch.Tensor]:
 def save(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
     """Write a model with the weights of a state dict; one with an adapter merged, and its adapter in a directory.
 
-    AutoModel loads directory, and peft's PeftModel loads directory/adapter on the weights that stood still.
+    AutoModel loads directory, and peft's PeftModel loads directory/adapter on the frozen weights.
     """
     add_names_of_4(model.config)
     if is_adapted := hasattr(model, "peft_config"):
@@ -195,7 +195,7 @@ def write(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
 
 
 def read(model: PreTrainedModel, directory: Path) -> None:
-    """Give an adapter that `add` has put into a model the weights that `write` wrote.
+    """Load the weights that `write` wrote into the adapter that `add` put into a model.
 
     Raises DatasetError if they cannot be read, or are of other sizes.
     """
@@ -218,7 +218,7 @@ def _damaged(path: Path) -> DatasetError:
 
 
 def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
-    """Linear maps keep their weights as 4-bit NormalFloats (QLoRA, Dettmers et al., 2023), and multiply as before."""
+    """Store the weights of linear maps as 4-bit NormalFloats (QLoRA, Dettmers et al., 2023)."""
     layers = _needed("bitsandbytes", "pip install bitsandbytes, or leave bits=4 out").nn
     for name in names:
         parent, _, last = name.rpartition(".")

@@ -89,7 +89,7 @@ class Augmentation(Options):
 
 @np.errstate(over="ignore")  # a number becomes infinite, which is an error
 def read_vectors(path: str) -> tuple[list[str], torch.Tensor]:
-    """Return words and where they lie, [words, width], as vectors of length 1: their cosines say how near they are.
+    """Return words and their vectors, [words, width], scaled to length 1, so that dot products are cosines.
 
     They are in the first MOST_VECTORS lines of a file in GloVe's format: a word and its numbers, by spaces. The file
     may be compressed, and may begin with a line of two counts, as those of word2vec and fastText. Words that are not
@@ -133,8 +133,8 @@ class Proposer:
     """Says which words may stand in place of the words of a text.
 
     words: all that it proposes, and others; a proposal is an index of this list. First come the tokens of the model,
-    and then the words of `vectors`, if they are given. most: proposals for a word. kept: words that get none, in small
-    letters. Raises UsageError for a checkpoint without a mask token.
+    and then the words of `vectors`, if they are given. most: proposals for a word. kept: words that get none, in lower
+    case. Raises UsageError for a checkpoint without a mask token.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Proposer:
         return [*ids[:place], self.tokenizer.mask_token_id, *ids[place + 1 :]]
 
     def _vector(self, word: str, pieces: tuple[int, ...]) -> torch.Tensor | None:
-        """Where a word lies: its own vector, else the mean of the embeddings of its tokens; None where unknown."""
+        """Return the vector of a word, or the mean of the embeddings of its tokens; None for an unknown word."""
         if self._index is not None:
             number = self._index.get(word, self._index.get(word.lower()))
             return None if number is None else self._units[number]

@@ -54,7 +54,7 @@ class Answers(NamedTuple):
 
 
 def unit_name(number: int) -> str:
-    """Return what the names of the files of a unit begin with."""
+    """Return the prefix of the file names of a unit."""
     return f"unit-{number:05d}"
 
 

@@ -214,7 +214,7 @@ def divergence(
 
 
 def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which places a place may attend to, bool [B, 1, T or 1, T], and which places hold text, float [B, T]."""
+    """Return which places a place may attend to, bool [B, 1, T or 1, T], and which hold text, float [B, T]."""
     filled = piece.get("attention_mask")
     filled = torch.ones_like(piece["input_ids"]) if filled is None else filled
     seen = filled[:, None, None, :].bool()

@@ -98,7 +98,7 @@ class Taps:
                     module.register_forward_hook(_keep_in(self._projected, (number, part)), with_kwargs=True)
 
     def forget(self) -> None:
-        """Lets go of the tensors, which else stay in memory and are outputs, with a gradient, of a compiled graph."""
+        """Release the tensors, which otherwise stay in memory as outputs, with a gradient, of a compiled graph."""
         for store in (self.hidden, self._projected):
             store.update(dict.fromkeys(store))
 

@@ -4,8 +4,8 @@
 
 A trial measures the loss of one sub-network on fixed samples with fixed masks. Its latency is measured before: the
 median time of the encoder's forward pass on this machine. OUT/trials.jsonl has a line for every sub-network that was
-measured. What stands there is not measured again, so a search may be stopped at any time. OUT/search.png shows loss
-against latency. docs/subnetworks.md has the rules.
+measured. It is not measured again, so a search may be stopped at any time. OUT/search.png shows loss against latency.
+docs/subnetworks.md has the rules.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _milliseconds(given: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(Options):
-    """What is searched, and by what it is judged."""
+    """What is searched, and how it is evaluated."""
 
     checkpoint: str = option("", TEXT, required=True)
     """A run that was trained with --elastic."""
