@@ -109,11 +109,6 @@ def sample(position, *, num_samples, seed):
     return epoch, permute(x, num_samples=num_samples, seed=seed, epoch=epoch)
 
 
-def rank_positions(step, *, batch, rank, world_size):
-    first, last = rank * batch // world_size, (rank + 1) * batch // world_size
-    return list(range(step * batch, (step + 1) * batch))[first:last]
-
-
 # ----------------------------------------------------------------------------------------------------------- samples
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
-from numba import njit
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
@@ -72,7 +71,7 @@ def in_pairs(text):
     return [text[at : at + 2] for at in range(0, len(text), 2)]
 
 
-def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None):
+def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None, settings=None):
     """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
     out.mkdir()
     entries, stage = [], Stage(out)
@@ -87,7 +86,7 @@ def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", t
         (out / "tokenizer.json").write_text(tokenizer)
         files["tokenizer.json"] = hashlib.sha256(tokenizer.encode()).hexdigest()
     splits = {split: Split.from_shards(entries)}
-    Manifest(dtype, special, tokenizer=files, settings={}, splits=splits, counts={}).write(stage)
+    Manifest(dtype, special, tokenizer=files, settings=settings or {}, splits=splits, counts={}).write(stage)
     stage.publish()
     return out
 
@@ -96,11 +95,6 @@ def word_list(name, encoding=None):
     """The texts that tests/word_lists.json lists under a name, as bytes of an encoding if one is given."""
     found = json.loads((ROOT / "tests" / "word_lists.json").read_text(encoding="utf-8"))[name]
     return [text.encode(encoding) for text in found] if encoding else found
-
-
-def as_kernel(part):
-    """A kernel that calls a part of kernels, for tests of the part."""
-    return njit(lambda *arguments: part(*arguments))
 
 
 def of_vocabulary(special):
