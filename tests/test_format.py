@@ -14,16 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
 from support.commands import invoke, refuses
-from support.data import SPECIALS, build, built, faults_of, members, with_member, write_dataset
-from support.disk import without_origins
-from tokenizers import models, pre_tokenizers
+from support.data import SPECIAL, SPECIALS, built, faults_of, members, with_member, write_dataset
+from support.disk import without_origins, write
 
 import bertdata
-from bertdata import Loader
+from bertdata import BertdataError, Loader, SpecialTokens
 from bertdata.cli import main
-from bertdata.errors import BertdataError, DatasetError
+from bertdata.errors import DatasetError
 from bertdata.format.verify import verify
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -111,12 +109,6 @@ def manifest(dataset):
     return unsealed(dataset.path / "manifest.json")
 
 
-@pytest.fixture(scope="module")
-def shards(manifest):
-    """(split, shard as in the manifest), in order."""
-    return [(split, shard) for split, shards in manifest["splits"].items() for shard in shards]
-
-
 @pytest.fixture
 def sound(tmp_path):
     """Two documents of two sentences each, written by hand; one shard, no tokenizer."""
@@ -129,66 +121,44 @@ def sound(tmp_path):
 # -------------------------------------------------------------------------------------------------------------- files
 
 
-def test_a_dataset_is_exactly_these_files(dataset, shards):
-    expected = {"manifest.json", "tokenizer.json", "tokenizer_config.json"}
-    for _, shard in shards:
-        expected |= {f"{shard['name']}.{end}" for end in ("tokens.npy", "documents.npy", "sentences.npy", "json")}
-    assert without_origins(dataset.path).keys() == expected
-    assert len(shards) > 4
-
-
-def test_array_files_are_a_header_of_128_bytes_and_numbers(dataset, shards):
-    for _, shard in shards:
-        lengths = {"tokens": shard["num_tokens"], "documents": shard["num_documents"] + 1}
-        lengths["sentences"] = shard["num_sentences"] + 1
-        for array, length in lengths.items():
+def test_a_dataset_is_the_files_that_the_page_describes(dataset, manifest):
+    names = {"manifest.json", "tokenizer.json", "tokenizer_config.json"}
+    for split, shard in ((split, shard) for split, shards in manifest["splits"].items() for shard in shards):
+        unit = int(shard["name"].removeprefix(f"{split}-"))
+        documents, tokens, sentences = (shard[f"num_{what}"] for what in ("documents", "tokens", "sentences"))
+        arrays = {}
+        for array, length in {"tokens": tokens, "documents": documents + 1, "sentences": sentences + 1}.items():
             path = dataset.path / f"{shard['name']}.{array}.npy"
             content, dtype = path.read_bytes(), "<u2" if array == "tokens" else "<u8"
             assert content[:128] == header(dtype, length)
             assert len(content) == 128 + int(dtype[-1]) * length
-            loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-            assert loaded.dtype.str == dtype
-            assert loaded.shape == (length,)
-            assert loaded.tobytes() == content[128:] == dataset.array(shard["name"], array).tobytes()
+            assert np.load(path).tobytes() == content[128:] == dataset.array(shard["name"], array).tobytes()
+            arrays[array] = {"dtype": dtype, "length": length, "sha256": sha256(content), "crc32": crc32(content)}
+            names.add(path.name)
+        names.add(f"{split}-{unit:05d}.json")
+        counts = {"documents": documents, "dropped_documents": 0, "replaced_characters": 0}
+        place = {"start": unit * 8000, "stop": (unit + 1) * 8000}
+        record = {"format_version": 1, "split": split, "arrays": arrays, "input": place, "counts": counts}
+        assert unsealed(dataset.path / f"{split}-{unit:05d}.json") == record
+        assert shard.keys() == {"name", "num_documents", "num_tokens", "num_sentences", "arrays"}
+        assert {name: entry | {"crc32": arrays[name]["crc32"]} for name, entry in shard["arrays"].items()} == arrays
+    assert without_origins(dataset.path).keys() == names
+    assert len(names) > 20
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
 def test_tokens_have_four_bytes_if_the_largest_id_needs_them(tmp_path, size, dtype):
-    words = {word: number for number, word in enumerate([*SPECIALS, "first"])} | {"last": size - 1}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(SPECIALS)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    dataset = built(tmp_path, "first last", tokenizer=str(tmp_path / "tokenizer.json"), validation=0.0)
-    out = dataset.path
-    content = (out / "train-00000.tokens.npy").read_bytes()
+    vocab = write(tmp_path / "vocab.txt", *SPECIALS, *range(5, size))
+    dataset = built(tmp_path, f"5 {size - 1}", tokenizer=str(vocab), validation=0.0)
+    content = (dataset.path / "train-00000.tokens.npy").read_bytes()
     assert content == header(dtype, 3) + np.array([5, size - 1, 3], dtype).tobytes()
-    manifest = unsealed(out / "manifest.json")
-    assert (manifest["token_dtype"], manifest["vocab_size"]) == (dtype, size)
-    assert verify(out) == []
+    assert unsealed(dataset.path / "manifest.json")["token_dtype"] == dtype
+    assert verify(dataset.path) == []
     assert (dataset.tokens("train", 0).dtype, dataset[0].tolist()) == (dtype, [5, size - 1])
     assert size - 1 in Loader(dataset, length=5, masking=None).read(np.array([0])).input_ids
 
 
-def test_commit_records(dataset, shards):
-    for split, shard in shards:
-        record = unsealed(dataset.path / f"{shard['name']}.json")
-        assert record.keys() == {"format_version", "split", "arrays", "input", "counts"}
-        assert (record["format_version"], record["split"]) == (1, split)
-        unit = int(shard["name"].removeprefix(f"{split}-"))
-        assert shard["name"] == f"{split}-{unit:05d}"
-        assert record["input"] == {"start": unit * 8000, "stop": (unit + 1) * 8000}
-        counts = {"documents": shard["num_documents"], "dropped_documents": 0, "replaced_characters": 0}
-        assert record["counts"] == counts
-        assert record["arrays"].keys() == {"tokens", "documents", "sentences"}
-        for array, entry in record["arrays"].items():
-            content = (dataset.path / f"{shard['name']}.{array}.npy").read_bytes()
-            length = np.frombuffer(content[128:], entry["dtype"]).size
-            digests = {"sha256": sha256(content), "crc32": crc32(content)}
-            assert entry == {"dtype": "<u2" if array == "tokens" else "<u8", "length": length} | digests
-
-
-def test_the_manifest(dataset, manifest, shards, vocab):
+def test_the_manifest(dataset, manifest, vocab):
     names = "format format_version dataset_id token_dtype vocab_size special_tokens special_ids separator_id tokenizer"
     assert manifest.keys() == {*names.split(), "settings", "splits", "counts"}
     assert (manifest["format"], manifest["format_version"]) == ("bertdata", 1)
@@ -202,71 +172,36 @@ def test_the_manifest(dataset, manifest, shards, vocab):
     assert list(manifest["splits"]) == ["train", "validation", "test"]
     counted = "documents dropped_documents replaced_characters special_literals special_ids_replaced skipped_rows"
     assert manifest["counts"].keys() == {*counted.split(), "text_bytes", "words"}
-    for _, shard in shards:
-        assert shard.keys() == {"name", "num_documents", "num_tokens", "num_sentences", "arrays"}
-        stated = json.loads((dataset.path / f"{shard['name']}.json").read_bytes())["arrays"]
-        for array, entry in shard["arrays"].items():
-            assert entry | {"crc32": stated[array]["crc32"]} == stated[array]
 
 
 def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
-    """Of an array of 2.4 MiB: bytes in each block, and the length."""
+    """Of an array of 2.4 MiB: bytes in each block, and the length. The shards after it are still read."""
     size = 1_250_000
     tokens = np.random.default_rng(0).integers(5, 300, size)
     tokens[-1] = 3
-    out = write_dataset(tmp_path / "out", [(tokens, [size], None)])
+    out = write_dataset(tmp_path / "out", [(tokens, [size], None), ([10, 4, 3], [3], None)])
     path = out / "train-00000.tokens.npy"
     content = path.read_bytes()
     entry = unsealed(out / "train-00000.json")["arrays"]["tokens"]
     assert entry["crc32"] == crc32(content)
     assert len(entry["crc32"]) == 3
-    assert verify(out) == []
+    (other,) = verify(out)
+    assert numbers_of(other, out / "train-00001.tokens.npy") == [2, 4]
     bounds = [[0, MIB], [MIB, 2 * MIB], [2 * MIB, len(content)]]
     for positions, damaged in (([MIB - 1], [0]), ([MIB], [1]), ([2_500_127], [2]), ([5, 2 * MIB], [0, 2])):
         changed = bytearray(content)
         for position in positions:
             changed[position] ^= 1
         path.write_bytes(changed)
-        assert [numbers_of(fault, path)[:2] for fault in verify(out)] == [bounds[block] for block in damaged]
+        *faults, last = verify(out)
+        assert [numbers_of(fault, path)[:2] for fault in faults] == [bounds[block] for block in damaged]
+        assert last == other
     path.write_bytes(content[: 2 * MIB])
-    (fault,) = verify(out)
-    assert numbers_of(fault, path) == [2 * MIB, len(content)]
-
-
-# ------------------------------------------------------------------------------------------------------------- damage
+    fault, last = verify(out)
+    assert (numbers_of(fault, path), last) == ([2 * MIB, len(content)], other)
 
 
 # ------------------------------------------------------------------------------------------ digests right, rules broken
-
-
-NAMES = ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"]
-
-
-def test_one_damaged_shard_is_named_once_and_the_others_are_still_read(tmp_path):
-    """The second of three shards is cut short, the third has a fault in what it says."""
-    good = ([10, 11, 3], [3], None)
-    out = write_dataset(tmp_path / "out", [good, good, ([10, 4, 3], [3], None)])
-    cut = out / "train-00001.tokens.npy"
-    cut.write_bytes(cut.read_bytes()[:-1])
-    faults = verify(out)
-    names = ["train-00001.tokens.npy"] * 2 + ["train-00002.tokens.npy"]
-    assert [fault.split(" ")[0].rstrip(":") for fault in faults] == [str(out / name) for name in names]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_other_shard_names_are_refused(sound, name):
-    """Where that is possible, the files stand where the name leads, so that following it would work."""
-    name = name.format(parent=sound.parent)
-    if name not in ("/etc/passwd", "x\0"):
-        (sound / "sub").mkdir()
-        for array in ("tokens.npy", "documents.npy", "sentences.npy", "json"):
-            shutil.copy(sound / f"train-00000.{array}", os.path.join(sound, f"{name}.{array}"))
-    manifest = unsealed(sound / "manifest.json")
-    manifest["splits"]["train"][0]["name"] = name
-    seal_manifest(sound, manifest)
-    for read in (bertdata.open, verify):
-        with refuses("damaged"):
-            read(sound)
 
 
 def test_no_other_name_leaves_the_directory(sound):
@@ -331,24 +266,14 @@ def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, limit, case, piece)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
-@pytest.mark.parametrize(
-    ("bits", "numbers"),  # the numbers of documents: those whose first token or separator does not begin a word
-    [
-        ("1001111", []),
-        ("1001101", []),
-        ("0001111", [[0]]),
-        ("1001011", [[1]]),
-        ("1000111", [[0]]),
-        ("1001110", [[1]]),
-        ("10011111", [[1]]),
-    ],  # the last: of bits that are 1 after the last token
-)
-def test_words_that_break_a_rule_are_named(sound, limit, bits, numbers, piece):
-    """Tokens 10 11 12 [SEP] 1 20 [SEP]; bits from the lowest on."""
+def test_words_that_break_a_rule_are_named(sound, limit, piece):
+    """Tokens 10 11 12 [SEP] 1 20 [SEP]; bits from the lowest on; documents whose first token or separator is wrong."""
     limit(verified_together=piece)
-    content = header("|u1", 1) + bytes([int(bits[::-1], 2)])
-    put_array(sound, "words", content, dtype="|u1", length=1)
-    assert [numbers_of(fault, sound / "train-00000.words.npy") for fault in verify(sound)] == numbers
+    rows = {"1001111": [], "1001101": [], "0001111": [0], "1001011": [1], "1000111": [0], "1001110": [1]}
+    for bits, numbers in (rows | {"10011111": [1]}).items():  # the last: of bits that are 1 after the last token
+        put_array(sound, "words", header("|u1", 1) + bytes([int(bits[::-1], 2)]), dtype="|u1", length=1)
+        faults = [numbers_of(fault, sound / "train-00000.words.npy") for fault in verify(sound)]
+        assert faults == [[number] for number in numbers], bits
 
 
 @pytest.mark.parametrize(("ends", "bad"), [([2, 2, 4], 1), ([3, 2, 4], 1), ([2**64 - 1, 4], 0), ([5, 4], 0)])
@@ -359,42 +284,36 @@ def test_documents_of_damaged_offsets_are_refused(tmp_path, ends, bad):
     assert caught.value.given.name == "train-00000.documents.npy"
 
 
+FORMS = [(b"(7,), }", b"(7,),} "), (b"'<u2'", b"'>u2'"), (b"False", b"True "), (b"\x01\x00v", b"\x02\x00v")]
+FORMS.append((b"\x14\0\3\0", b"\x14\0\3\0\0"))  # a byte behind the last token
+
+
 @pytest.mark.parametrize(
-    ("array", "change"),
-    [
-        ("tokens", lambda content: content.replace(b"(7,), }", b"(7,),}", 1).replace(b" \n", b"  \n", 1)),
-        ("tokens", lambda content: content.replace(b"'<u2'", b"'>u2'", 1)),
-        ("tokens", lambda content: content.replace(b"False", b"True ", 1)),
-        ("tokens", lambda content: content.replace(b"\x01\x00v", b"\x02\x00v", 1)),
-        ("tokens", lambda content: content + b"\0"),
-        ("tokens", lambda content: b""),
-        *((array, lambda content: content[:128] + b"\1" + content[129:]) for array in ("documents", "sentences")),
-    ],
+    ("array", "old", "new"),
+    [*(("tokens", *form) for form in FORMS), ("documents", b"\n\0", b"\n\1"), ("sentences", b"\n\0", b"\n\1")],
 )
-def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, array, change):
+def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, array, old, new):
     """The last two: the first offset is above zero."""
     path = sound / f"train-00000.{array}.npy"
-    changed = change(path.read_bytes())
-    assert changed != path.read_bytes()
-    put_array(sound, array, changed)
+    assert old in path.read_bytes()
+    put_array(sound, array, path.read_bytes().replace(old, new, 1))
     assert [fault for fault in verify(sound) if str(path) in fault]
     with refuses("damaged", says=str(path)):
         bertdata.open(sound)
 
 
-@pytest.mark.parametrize("masking", [None, bertdata.Masking()])
 @pytest.mark.parametrize(("dtype", "token"), [("<u2", 300), ("<u2", 65_535), ("<u4", 300), ("<u4", 2**32 - 1)])
-def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, masking):
-    out = write_dataset(tmp_path / "out", [([10, 11, token, 12, 13, 3], [6], None)], dtype=dtype)
-    dataset = bertdata.open(out)
-    loader = Loader(dataset, length=3, global_batch_size=1, masking=masking)
-    refusals = []
-    for position in range(6):
-        try:
-            assert loader.read(np.array([position])).input_ids.max() < 300
-        except DatasetError as error:
-            refusals.append((error.kind, error.given))
-    assert refusals == [("damaged", out)]
+def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token):
+    dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, token, 12, 13, 3], [6], None)], dtype=dtype))
+    for masking in (None, bertdata.Masking()):
+        refused = 0
+        for position in range(6):
+            try:
+                batch = Loader(dataset, length=3, global_batch_size=1, masking=masking).read(np.array([position]))
+                assert batch.input_ids.max() < 300
+            except DatasetError as error:
+                refused += (error.kind, error.given) == ("damaged", dataset.path)
+        assert refused == 1
     with refuses("damaged"):
         dataset.token_counts("train")
 
@@ -422,8 +341,10 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
     assert refused > tried // 2
 
 
+NAMES = ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"]
 SHARD = ("splits", "train", 0)
 WRONG = [  # a member of a manifest of two shards, and values that contradict the rest
+    ((*SHARD, "name"), NAMES),
     ((*SHARD, "num_sentences"), [None]),
     ((*SHARD, "num_documents"), [0, 3]),
     ((*SHARD, "num_tokens"), [6]),
@@ -444,6 +365,12 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, path, value):
     manifest = unsealed(out / "manifest.json")
     if path[-1] == "train":
         value = [manifest["splits"]["train"][number] for number in value]
+    if path[-1] == "name":
+        value = value.format(parent=tmp_path)
+        (out / "sub").mkdir()
+        for array in ("tokens.npy", "documents.npy", "sentences.npy", "json"):
+            if value not in ("/etc/passwd", "x\0"):  # the files stand where the name leads, so following it would work
+                shutil.copy(out / f"train-00000.{array}", os.path.join(out, f"{value}.{array}"))
     changed = with_member(manifest, path, value)
     for dataset_id in (identity(changed), changed["dataset_id"]):
         seal(out / "manifest.json", changed | {"dataset_id": dataset_id})
@@ -454,31 +381,29 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, path, value):
 
 def test_special_ids_that_are_not_those_of_the_tokenizer_are_named(dataset, manifest, tmp_path):
     """The dataset_id stays: it depends on the tokenizer's files."""
-    shutil.copytree(dataset.path, tmp_path / "copy")
-    roles = manifest["special_tokens"]
+    copy, roles = shutil.copytree(dataset.path, tmp_path / "copy"), manifest["special_tokens"]
     for other in (roles | {"mask": 7}, {role: roles[role] for role in roles if role != "mask"}):
-        seal(tmp_path / "copy" / "manifest.json", manifest | {"special_tokens": other})
-        assert bertdata.open(tmp_path / "copy").dataset_id == dataset.dataset_id
-        assert len(verify(tmp_path / "copy")) == 1
+        seal(copy / "manifest.json", manifest | {"special_tokens": other})
+        assert bertdata.open(copy).dataset_id == dataset.dataset_id
+        assert len(verify(copy)) == 1
     for changed in ({"special_ids": [0, 1, 2, 3]}, {"vocab_size": 90}):
-        seal(tmp_path / "copy" / "manifest.json", manifest | changed)
-        (fault,) = verify(tmp_path / "copy")
+        seal(copy / "manifest.json", manifest | changed)
+        (fault,) = verify(copy)
         assert "manifest.json" in fault
 
 
 @pytest.mark.parametrize("member", ["settings", "counts"])
 def test_settings_and_counts_of_any_kind_give_a_sentence_or_facts(dataset, manifest, tmp_path, member):
-    shutil.copytree(dataset.path, tmp_path / "copy")
+    copy = shutil.copytree(dataset.path, tmp_path / "copy")
     names = [*manifest[member], "map", "dtype", "imported"]
     values = [manifest[member] | {name: junk} for name in names for junk in (-5, "x", [5], {"a": "b"}, None)]
     for number, value in enumerate((5, [], {}, {"imported": "x"}, *values)):
-        seal_manifest(tmp_path / "copy", manifest | {member: value})
-        export = ["export", tmp_path / "copy", "--out", tmp_path / str(number)]
-        for command in (["inspect", tmp_path / "copy"], export):
+        seal_manifest(copy, manifest | {member: value})
+        for command in (["inspect", copy], ["export", copy, "--out", tmp_path / str(number)]):
             assert invoke(main, *command).exit_code in (0, 1)
-    seal_manifest(tmp_path / "copy", manifest | {member: 5})
+    seal_manifest(copy, manifest | {member: 5})
     with refuses("damaged"):
-        bertdata.open(tmp_path / "copy")
+        bertdata.open(copy)
 
 
 def test_a_commit_record_with_any_member_exchanged_is_named_or_harmless(sound):
@@ -500,11 +425,5 @@ def test_of_many_small_shards_evenly_spaced_tokens_are_counted(tmp_path):
 
 
 def test_an_unknown_token_that_also_ends_documents_is_no_fault(tmp_path):
-    model = models.WordLevel({"<|endoftext|>": 0, "the": 1}, unk_token="<|endoftext|>")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    tokenizer.save(str(tmp_path / "t.json"))
-    (tmp_path / "a.txt").write_text("the zebra\n\nthe the\n")
-    build(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "t.json"), validation=0)
-    assert verify(tmp_path / "out") == []
+    special = SpecialTokens(**vars(SPECIAL) | {"unk": 3})
+    assert verify(write_dataset(tmp_path / "out", [([10, 3, 11, 3], [4], None)], special=special)) == []
