@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from math import inf
 
 import numpy as np
 import pytest
@@ -12,18 +13,17 @@ from support.commands import refuses
 from support.data import SPECIAL, assert_goes_on, assert_same, built, make_text, write_dataset
 
 import bertdata
-from bertdata import Loader, Masking
-from bertdata.errors import UsageError
+from bertdata import Loader, Masking, SpecialTokens
 from bertdata.read.mix import Mix, ratio
-from bertdata.types import SpecialTokens
 
+NAN, TOO_MANY_DIGITS = float("nan"), [(0.1234567891, 1), (1 / 3, 0.5), (2**31 - 1, 1)]
 KINDS = [
     {},
     {"samples": "documents"},
     {"samples": "packed", "masking": Masking(policy="span")},
     {"samples": "pairs", "masking": Masking(policy="whole_word")},
     {"shuffle": "blocks", "masking": Masking(policy="bernoulli")},
-    {"masking": None},
+    {"masking": None, "starts": (7, 1000, 3)},
 ]
 
 
@@ -44,14 +44,22 @@ def weights_and_seed():
     return st.tuples(weights.map(ratio), st.integers(0, 2**64 - 1))
 
 
-@given(weights_and_seed(), st.lists(st.integers(0, 300) | st.integers(0, 2**62 - 1), max_size=8))
-def test_places_equal_their_reference(given, positions):
+BEGINS = st.integers(0, 300) | st.integers(0, 2**62 - 1)
+IN_A_ROW = st.tuples(BEGINS, st.integers(1, 250)).map(lambda parts: [*range(parts[0], sum(parts))])
+
+
+@given(weights_and_seed(), st.lists(BEGINS, max_size=8) | IN_A_ROW)
+def test_places_and_counts_equal_their_reference(given, positions):
     weights, seed = given
-    places = Mix(weights, seed=seed).places(np.array(positions, np.int64))
+    mix = Mix(weights, seed=seed)
+    places = mix.places(np.array(positions, np.int64))
     expected = [keys.mixed(position, weights=weights, seed=seed) for position in positions]
     assert list(zip(places.sources.tolist(), places.positions.tolist(), strict=True)) == expected
     rows = [[row for row, (source, _) in enumerate(expected) if source == number] for number in range(len(weights))]
     assert [which.tolist() for which in places.rows()] == rows
+    for position, (source, place) in zip(positions[:8], expected, strict=False):
+        counts = mix.counts(position)
+        assert (counts[source], sum(counts)) == (place, position)
 
 
 @given(weights_and_seed(), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=3))
@@ -60,17 +68,6 @@ def test_positions_that_do_not_exist_lead_to_some_source(given, positions):
     places = Mix(given[0], seed=given[1]).places(np.array(positions))
     assert ((places.sources >= 0) & (places.sources < len(given[0]))).all()
     assert sum(which.size for which in places.rows()) == len(positions)
-
-
-@given(weights_and_seed(), st.integers(0, 10**6) | st.integers(0, 2**61), st.integers(1, 450))
-def test_a_source_advances_by_one_and_counts_say_where_it_is(given, start, number):
-    """So every position of a source is read exactly once, in ascending order, wherever reading begins."""
-    mix = Mix(given[0], seed=given[1])
-    places = mix.places(np.arange(start, start + number))
-    before, after = mix.counts(start), mix.counts(start + number)
-    assert sum(before) == start
-    for source, which in enumerate(places.rows()):
-        assert places.positions[which].tolist() == list(range(before[source], after[source]))
 
 
 def test_weights_are_exact_decimals():
@@ -83,42 +80,34 @@ def test_weights_are_exact_decimals():
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_rows_are_those_of_each_source_alone(mix, limit, options):
+    """Also of a mix that begins later in each of its sources: it begins at its own position 0."""
     limit(block_tokens=60)
     options = {"length": 32, "seed": 5} | options
-    loader = Loader(mix, **options)
+    loader, starts = Loader(mix, **options), options.pop("starts", (0, 0, 0))
     alone = [Loader(dataset, **options) for dataset, _ in mix]
     end = 4 * loader.num_samples
     for positions in (np.arange(300), np.array([end, 3, 2**50, 4]), np.arange(end, end + 99), np.arange(0)):
         batch, places = loader.read(positions), Mix((14, 5, 1), seed=5).places(positions)
         assert np.array_equal(batch.sources, places.sources)
         for source, which in enumerate(places.rows()):
-            own = alone[source].read(places.positions[which])
+            own = alone[source].read(starts[source] + places.positions[which])
             arrays = batch.arrays()
             assert own.sources is None
             if own.attention_mask is None and which.size and "attention_mask" in arrays:
                 assert (arrays["attention_mask"][which] == 1).all()
             for name, array in own.arrays().items():
                 assert np.array_equal(arrays[name][which], array), name
+    counts = Mix((14, 5, 1), seed=5).counts(250)
+    assert loader.counts(250) == [count + start for count, start in zip(counts, starts, strict=True)]
 
 
-def test_a_mix_that_begins_later_reads_each_source_on_from_there(mix):
-    """The mix itself begins at its position 0."""
-    starts, options = (7, 1000, 3), {"length": 32, "seed": 5}
-    loader, fresh = Loader(mix, starts=starts, **options), Loader(mix, **options)
-    positions = np.arange(250)
-    batch, sources = loader.read(positions), fresh.read(positions).sources
-    assert np.array_equal(batch.sources, sources)
-    for number, (dataset, _) in enumerate(mix):
-        which = np.flatnonzero(sources == number)
-        own = Loader(dataset, **options).read(starts[number] + np.arange(which.size))
-        assert np.array_equal(batch.input_ids[which], own.input_ids)
-        assert np.array_equal(batch.sample_ids[which], own.sample_ids)
-    assert loader.counts(250) == [a + b for a, b in zip(fresh.counts(250), starts, strict=True)]
-    batches = assert_goes_on(lambda: Loader(mix, starts=starts, global_batch_size=99, epochs=1, **options))
-    n = sum(source.num_samples for source in loader.sources)
-    assert sum(batch.sources.size for batch in batches) == loader.num_samples == n == sum(fresh.counts(n))
-    with refuses("other-stream", "state", given={"starts": (list(starts), None)}):
-        fresh.load_state_dict(loader.state_dict())
+def test_a_mix_that_begins_later_resumes_and_reads_an_epoch_of_all_sources(mix):
+    options = {"starts": (7, 1000, 3), "length": 32, "seed": 5}
+    batches = assert_goes_on(lambda: Loader(mix, global_batch_size=99, epochs=1, **options))
+    loader = Loader(mix, **options)
+    assert sum(batch.sources.size for batch in batches) == sum(source.num_samples for source in loader.sources)
+    with refuses("other-stream", "state", given={"starts": ([7, 1000, 3], None)}):
+        Loader(mix, length=32, seed=5).load_state_dict(loader.state_dict())
 
 
 def test_facts_of_a_mix_are_means_by_weight(dataset, others):
@@ -160,36 +149,26 @@ def test_a_state_of_another_mix_is_refused_with_both_values(dataset, others):
 
 
 def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
-    for weight in (0, -1, "x", float("nan"), float("inf"), None, ""):
-        with refuses("out-of-range", "shards"):
-            Loader([(dataset, 1), (others[0], weight)])
-    for weights in ([0.1234567891, 1], [1 / 3, 0.5], [2**31 - 1, 1]):  # too many digits
-        with refuses("malformed", "shards"):
-            ratio(weights)
-    for starts in ((1, 2, 3), (1, -2), (1,)):
-        with refuses("out-of-range", "starts", error=UsageError):
-            Loader([(dataset, 1), (others[0], 1)], starts=starts)
-    with refuses("conflict", "shards"):
-        Loader([(dataset, 1), (others[0], 1), (bertdata.open(dataset.path), 2)])
-    for nothing in ([], [dataset, others[0]], [(dataset, 1, 2)], [("a/", 1)], "a/", None, 3):
-        with refuses("not-a-dataset", "shards"):
-            Loader(nothing)
-    with refuses("conflict", "variants"):
-        Loader([(dataset, 1), (others[0], 1)], variants=2)
-    special, shards = dataset.special_tokens, [([9, 3], [2], None)]
-    other = bertdata.open(write_dataset(tmp_path / "shards", shards, special=special, tokenizer="{}"))
-    with refuses("tokenizer-differs", "shards"):
-        Loader([(dataset, 1), (other, 1)])
-    content = json.loads(dataset.tokenizer_file("tokenizer.json"))
-    indented = json.dumps(content, indent=3)  # the same tokenizer
-    other = write_dataset(tmp_path / "indented", shards, special=special, tokenizer=indented)
-    Loader([(dataset, 1), (bertdata.open(other), 1)], length=8)
-    without, made = SpecialTokens(**vars(SPECIAL) | {"unk": None}), []
-    for number, special in enumerate((SPECIAL, without)):
-        out = write_dataset(tmp_path / str(number), [([9, number, 3], [3], None)], special=special)
-        made.append((bertdata.open(out), 1))
-    with refuses("tokenizer-differs", "shards"):
-        Loader(made, length=8)
+    def written(name, special=dataset.special_tokens, **options):
+        shards = [([9, len(name), 3], [3], None)]
+        return bertdata.open(write_dataset(tmp_path / name, shards, special=special, **options)), 1
+
+    one, other = (dataset, 1), others[0]
+    indented = json.dumps(json.loads(dataset.tokenizer_file("tokenizer.json")), indent=3)
+    Loader([one, written("the same tokenizer", tokenizer=indented)], length=8)
+    bare = [written(f"{unk}", SpecialTokens(**vars(SPECIAL) | {"unk": unk})) for unk in (1, None)]
+    no_datasets = [], [dataset, other], [(*one, 2)], [("a/", 1)], "a/", None, 3
+    for kind, option, shards, more in (
+        *(("out-of-range", "shards", [one, (other, weight)], {}) for weight in (0, -1, "x", NAN, inf, None, "")),
+        *(("malformed", "shards", [(dataset, a), (other, b)], {}) for a, b in TOO_MANY_DIGITS),
+        *(("out-of-range", "starts", [one, (other, 1)], {"starts": starts}) for starts in ((1, 2, 3), (1, -2), (1,))),
+        *(("not-a-dataset", "shards", wrong, {}) for wrong in no_datasets),
+        ("conflict", "shards", [one, (other, 1), (bertdata.open(dataset.path), 2)], {}),
+        ("conflict", "variants", [one, (other, 1)], {"variants": 2}),
+        *(("tokenizer-differs", "shards", mixed, {}) for mixed in ([one, written("another", tokenizer="{}")], bare)),
+    ):
+        with refuses(kind, option):
+            Loader(shards, length=8, **more)
 
 
 def test_the_damaged_source_is_named(tmp_path):
