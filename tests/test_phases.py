@@ -1,6 +1,5 @@
 """A run is a list of phases: where they begin, what holds in them, and how streams go on across a border."""
 
-import itertools
 import json
 import shutil
 from contextlib import nullcontext
@@ -18,7 +17,6 @@ from support.disk import write
 from support.families import SMALL as FAMILIES
 from support.runs import (
     QUIET,
-    TINY,
     changing,
     entries,
     last_checkpoint,
@@ -119,19 +117,9 @@ def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
         with refuses("out-of-range", "phase"):
             resolve(Config.make(data="x", **run, phase=phases), SIZES)
         return
-    require_same(table_of(resolve(Config.make(data="x", **run, phase=phases), SIZES)), expected)
-
-
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 200))
-def test_a_ramp_gives_each_number_of_rows_the_same_number_of_steps(first, last, steps):
-    (phase,) = resolve(Config.make(data="x", steps=steps, global_batch_size=f"{first}..{last}"), SIZES)
-    rows = [phase.rows_at(step) for step in range(steps)]
-    assert rows == [reference.rows_at(f"{first}..{last}", step, steps) for step in range(steps)]
-    assert rows == sorted(rows, reverse=first > last)
-    assert rows[0] == first
-    counts = [len([*group]) for _, group in itertools.groupby(rows)]
-    assert max(counts) - min(counts) <= 1
-    assert phase.samples() == sum(rows)
+    made = resolve(Config.make(data="x", **run, phase=phases), SIZES)
+    require_same(table_of(made), expected)
+    assert sum(phase.samples() for phase in made) == sum(rows for _, rows, _ in expected)
 
 
 BY_SIZE = {"data": ["x", "xx", "x" * 40], "steps": 3}
@@ -237,10 +225,12 @@ def test_streams_go_on_where_they_were(mixed, dataset, other):
                 assert np.array_equal(batch.input_ids[row], alone.input_ids[0])
                 assert np.array_equal(batch.targets[row], alone.targets[0])
                 assert batch.sources is None or batch.sources[row] == source
+        for path, numbers in batches.read_by_source().items():
+            assert numbers["tokens"] == sum(count * length for (of, length), count in read.items() if of == path)
+            epoch = bertdata.Loader(datasets[path], **options).num_samples
+            assert numbers["epochs"] == round(read.get((path, phase.options.length), 0) / epoch, 4)
     named = {f"{datasets[path].dataset_id} {length}": count for (path, length), count in read.items()}
     assert batches.positions == named
-    for path, numbers in batches.read_by_source().items():
-        assert numbers["tokens"] == sum(count * length for (of, length), count in read.items() if of == path)
 
 
 @pytest.mark.parametrize("stop", range(1, 15))
@@ -256,9 +246,8 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
                 batches.enter(batches.plan.phases[batches.phase.number])
             seen.append(next(batches.loader))
 
-    undisturbed, seen, then = [], [], made()
-    rows(made(), 15, undisturbed)
-    first = made(rank=0)
+    undisturbed, seen, whole, first, then = [], [], made(), made(rank=0), made()
+    rows(whole, 15, undisturbed)
     rows(first, stop, seen)
     where = {"phase": first.phase.number, "phases": first.saved_phases()}
     saved = TrainState(**where, loader=first.loader.state_dict(), streams=first.positions)
@@ -266,6 +255,7 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
     rows(then, 15 - stop, seen)
     for one, two in zip(undisturbed[stop:], seen[stop:], strict=True):
         assert_same(one, two)
+    assert then.read_by_source() == whole.read_by_source()
 
 
 def test_what_phases_set_reaches_the_step(dataset, tmp_path):
@@ -308,12 +298,6 @@ def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
     changed = {name for name, buffer in weights.named_buffers() if not torch.equal(buffer, before[name])}
     assert changed
     assert all("sliding" in name for name in changed)
-
-
-def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tmp_path):
-    for option, model in (("rope_base", TINY), ("rope_base_local", TINY), ("rope_base_local", "modernbert-tiny")):
-        known = {"kind": "unsupported", "option": option}
-        refused_run(dataset.path, tmp_path / "run", model=model, steps=1, **{option: 1e4}, **known)
 
 
 # --------------------------------------------------------------------------------------------- going on with a new file
@@ -379,13 +363,12 @@ def test_a_run_continues_with_other_phases(dataset, other, tmp_path):
     train(dataset.path, out, phase=[begun], **QUIET)
     train(f"{dataset.path}/", out, phase=[{"steps": 1}, {"steps": 1, "lr": 1e-4}], **QUIET)
     assert entries(out)[-1]["step"] == 2
-    for options, kind, option in (
-        ({"phase": [begun | {"steps": 3}, {"steps": 4}]}, "other-settings", "steps"),
-        ({"phase": [begun | {"data": str(other.path)}, {"steps": 1}]}, "other-settings", "data"),
-        ({"steps": 6}, "other-settings", "phase"),
-        ({"phase": [begun, {"steps": 1, "lr": 1e-4}, {"steps": 1, "length": 1024}]}, "too-long", "length"),
+    mix = {"data": [str(other.path), str(dataset.path)], "weights": [1, 2]}
+    for phases, kind, option in (
+        *(([begun | data, {"steps": 1}], "other-settings", "data") for data in ({"data": str(other.path)}, mix)),
+        ([begun, {"steps": 1, "lr": 1e-4}, {"steps": 1, "length": 1024}], "too-long", "length"),
     ):
-        refused_run(dataset.path, out, **QUIET | options, kind=kind, option=option)
+        refused_run(dataset.path, out, **QUIET, phase=phases, kind=kind, option=option)
 
 
 def test_a_phase_that_has_not_begun_gets_another_dataset(dataset, other, tmp_path):
@@ -486,16 +469,6 @@ def test_milestones_stay(dataset, tmp_path):
     assert sorted(int(path.name[5:]) for path in (tmp_path / "later").glob("step-*/")) == [3, 4, 5, 8]
 
 
-def test_milestones_of_words_need_their_count_before_anything_is_written(dataset, tmp_path):
-    shutil.copytree(dataset.path, tmp_path / "old")
-    manifest = read_record(tmp_path / "old" / "manifest.json")
-    del manifest["counts"]["words"]
-    write_record(tmp_path / "old" / "manifest.json", manifest)
-    options = {"steps": 1, "save_at": ["words=1M"], **QUIET}
-    refused_run(tmp_path / "old", tmp_path / "run", **options, kind="missing", option="save_at")
-    assert not (tmp_path / "run" / "log.jsonl").exists()
-
-
 def test_the_share_of_masked_tokens_in_evaluations_is_an_option(dataset, tmp_path):
     options = QUIET | {"steps": 1}
     less, more = (
@@ -505,10 +478,19 @@ def test_the_share_of_masked_tokens_in_evaluations_is_an_option(dataset, tmp_pat
     assert 3 < more / less < 5
 
 
-def test_a_later_mix_that_cannot_be_is_refused_before_the_first_step(dataset, other, tmp_path):
-    one, two = str(dataset.path), str(other.path)
-    third = [0.3333333333, 0.6666666667]
-    for data, weights, kind in (([one, two], third, "malformed"), ([one, one], [1, 2], "conflict")):
-        phases = [{"steps": 1, "data": [one]}, {"steps": 1, "data": data, "weights": weights}]
-        refused_run(dataset.path, tmp_path / "run", phase=phases, **QUIET, kind=kind, option="shards")
+def test_what_no_run_can_do_is_refused_before_the_first_step(dataset, other, tmp_path):
+    """Among it words of a dataset that does not count them, and a base of layers that a model lacks."""
+    one, old = str(dataset.path), shutil.copytree(dataset.path, tmp_path / "old")
+    manifest = read_record(old / "manifest.json")
+    del manifest["counts"]["words"]
+    write_record(old / "manifest.json", manifest)
+    first, third = {"steps": 1, "data": [one]}, [0.3333333333, 0.6666666667]
+    for data, options, kind, option in (
+        (old, {"steps": 1, "save_at": ["words=1M"]}, "missing", "save_at"),
+        (one, {"steps": 1, "rope_base_local": 1e4}, "unsupported", "rope_base_local"),
+        (one, {"steps": 1, "rope_base_local": 1e4, "model": "modernbert-tiny"}, "unsupported", "rope_base_local"),
+        (one, {"phase": [first, first | {"data": [one, str(other.path)], "weights": third}]}, "malformed", "shards"),
+        (one, {"phase": [first, first | {"data": [one, one], "weights": [1, 2]}]}, "conflict", "shards"),
+    ):
+        refused_run(data, tmp_path / "run", **QUIET | options, kind=kind, option=option)
         assert not (tmp_path / "run" / "log.jsonl").exists()

@@ -3,40 +3,20 @@
 import gzip
 import hashlib
 import json
-import os
-import random
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.commands import refused, refuses, succeeds
-from support.data import WORDS, build
-from support.disk import flip, published, without_origins
+from support.data import build, faults_of, make_text
+from support.disk import flip, published, put, without_origins, write
 from support.sources import as_jsonl, as_parquet, zstd
 
 import bertdata
 from bertdata.format.origins import Origins, origins_of
-from bertdata.format.verify import verify
 from bertdata.tokenize.load import load
-from bertrain.commands.trace import main, parts_of, stream_of
-
-SMALL = {"shard_size": 3000, "validation": 0.2}
-
-
-def texts(count, *, seed):
-    """Documents of one to six lines, all different, some of which hold no token."""
-    draw = random.Random(seed)
-    line = lambda: " ".join(draw.choices([*WORDS, "Häuser", "水"], k=draw.randint(1, 20)))  # noqa: E731
-    return [
-        "\n".join([f"Document {seed} {number}.", *(line() for _ in range(draw.randint(1, 6)))])
-        for number in range(count)
-    ]
-
-
-def write_texts(path, texts):
-    path.write_text("\n\n".join(texts), encoding="utf-8")
-    return path
+from bertrain.commands.trace import loader_of, main, parts_of, stream_of
 
 
 def origins_in(dataset):
@@ -47,16 +27,15 @@ def origins_in(dataset):
 
 @pytest.mark.parametrize("form", ["txt", "txt.gz", "jsonl", "jsonl.zst"])
 def test_a_place_is_the_byte_where_the_document_begins(tmp_path, vocab, form):
-    some = texts(60, seed=1)
-    content = as_jsonl(some) if "jsonl" in form else "\n\n".join(some).encode()
+    text = make_text(60)
+    content = as_jsonl(text.split("\n\n")) if "jsonl" in form else text.encode()
     packed = {"gz": gzip.compress, "zst": zstd}.get(form.rpartition(".")[2], bytes)(content)
-    path = tmp_path / f"a.{form}"
-    path.write_bytes(packed)
+    path = put(tmp_path / f"a.{form}", packed)
     dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, shard_size=3000, workers=2).dataset
     assert len(dataset.splits["train"]) > 2
-    places = [place for name, place in origins_in(dataset) if name == str(path)]
-    begins = [content.index(f"Document 1 {number}.".encode()) for number in range(60)]
-    assert places == [content.rindex(b"{", 0, begin) if "jsonl" in form else begin for begin in begins]
+    begins = [content.index(f"Document {number}.".encode()) for number in range(60)]
+    begins = [content.rindex(b"{", 0, begin) if "jsonl" in form else begin for begin in begins]
+    assert origins_in(dataset) == [(str(path), begin) for begin in begins]
 
 
 def test_every_document_has_the_place_where_it_begins(tmp_path, vocab):
@@ -72,60 +51,54 @@ def test_every_document_has_the_place_where_it_begins(tmp_path, vocab):
 
 def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
     """One text in two forms is one dataset, and without its origins it is sound."""
-    some = texts(30, seed=3)
-    write_texts(tmp_path / "a.txt", some)
-    (tmp_path / "b.jsonl").write_bytes(as_jsonl(some))
+    (tmp_path / "a.txt").write_text(make_text(30))
+    (tmp_path / "b.jsonl").write_bytes(as_jsonl(make_text(30).rstrip().split("\n\n")))
     made = [build(tmp_path / name, tmp_path / f"{name}.out", tokenizer=vocab).dataset for name in ("a.txt", "b.jsonl")]
     assert made[0].dataset_id == made[1].dataset_id
     assert without_origins(made[0].path) == without_origins(made[1].path)
     shutil.rmtree(made[0].path / "origins")
-    assert verify(made[0].path) == []
+    assert faults_of(made[0].path) == []
     assert Origins.read(made[0].path, made[0].manifest) is None
     shutil.copytree(made[1].path / "origins", made[0].path / "origins")  # of the same dataset, from the other input
     assert {name for name, _ in origins_in(made[0])} == {str(tmp_path / "b.jsonl")}
 
 
-def test_names_that_no_input_can_have_are_damage(tmp_path, vocab, corpus):
-    dataset = build(corpus, tmp_path / "out", tokenizer=vocab, validation=0).dataset
+def test_names_that_no_input_can_have_are_damage(tmp_path, dataset):
+    copy = shutil.copytree(dataset.path, tmp_path / "copy")
     for name in ("a\0b", "\ud800"):
         lines = (json.dumps([name, 1, 1]) + "\n").encode()
-        (dataset.path / "origins" / "inputs.jsonl").write_bytes(lines)
+        (copy / "origins" / "inputs.jsonl").write_bytes(lines)
         inputs = {"number": 1, "bytes": len(lines), "sha256": hashlib.sha256(lines).hexdigest()}
-        record = replace(Origins.read(dataset.path, dataset.manifest), inputs=inputs)
+        record = replace(Origins.read(copy, dataset.manifest), inputs=inputs)
         for size in (len(lines), 1 << 50, 1 << 70):  # no more is read than is there
             with refuses("damaged"):
                 _ = replace(record, inputs=inputs | {"bytes": size}).named_inputs
 
 
-def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab):
+def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab, corpus, dataset):
     """Nor is anything removed or written through a link in their place."""
-    paths = [write_texts(tmp_path / f"{seed}", texts(40, seed=seed)) for seed in (1, 2)]
-    origins = tmp_path / "out" / "origins"
-    build(paths[0], tmp_path / "out", tokenizer=vocab, **SMALL)
-    assert len(os.listdir(origins)) > 4
-    build(paths[1], tmp_path / "out", tokenizer=vocab, overwrite=True, validation=0)
-    assert sorted(os.listdir(origins)) == ["inputs.jsonl", "origins.json", "train-00000.npy"]
-    assert verify(tmp_path / "out") == []
+    origins = shutil.copytree(dataset.path, tmp_path / "out") / "origins"
+    build(corpus, tmp_path / "out", tokenizer=vocab, overwrite=True, validation=0)
+    assert {path.name for path in origins.iterdir()} == {"inputs.jsonl", "origins.json", "train-00000.npy"}
     origins.rename(tmp_path / "elsewhere")
     origins.symlink_to(tmp_path / "elsewhere")
     before = published(tmp_path / "elsewhere")
-    build(paths[0], tmp_path / "out", tokenizer=vocab, overwrite=True)
+    build(corpus, tmp_path / "out", tokenizer=vocab, overwrite=True)
     assert published(tmp_path / "elsewhere") == before
     assert not origins.is_symlink()
 
 
-def test_verify_finds_damaged_origins(tmp_path, vocab, corpus):
-    dataset = build(corpus, tmp_path / "out", tokenizer=vocab, validation=0.2).dataset
-    folder = dataset.path / "origins"
-    for path in sorted(folder.iterdir()):
+def test_verify_finds_damaged_origins(tmp_path, dataset):
+    copy = shutil.copytree(dataset.path, tmp_path / "copy")
+    for path in sorted((copy / "origins").iterdir()):
         content = path.read_bytes()
         flip(path, -1)
-        (fault,) = verify(dataset.path)
+        (fault,) = faults_of(copy)
         assert str(path) in fault
         path.unlink()
-        assert str(path) in " ".join(verify(dataset.path)) or path.name == "origins.json"
+        assert str(path) in " ".join(faults_of(copy)) or path.name == "origins.json"
         path.write_bytes(content)
-    assert verify(dataset.path) == []
+    assert faults_of(copy) == []
 
 
 # ----------------------------------------------------------------------------------------------- batches of past runs
@@ -137,25 +110,24 @@ def test_a_place_has_the_bits_that_the_inputs_leave():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("is_mix", "options"),
     [
-        {},
-        {"samples": "documents"},
-        {"samples": "packed"},
-        {"samples": "pairs", "split": "validation"},
-        {"shuffle": "blocks", "samples": "packed"},
-        {"variants": 2},
+        (False, {}),
+        (False, {"samples": "documents"}),
+        (False, {"samples": "packed", "split": "validation"}),
+        (False, {"samples": "pairs", "short_seq_prob": 0.5, "variants": 2}),
+        (True, {"shuffle": "blocks", "samples": "packed"}),
+        (True, {"starts": [12, 0]}),
     ],
-    ids=str,
 )
-def test_the_parts_of_documents_are_the_tokens_of_the_row(tmp_path, vocab, options):
-    path = write_texts(tmp_path / "a", texts(100, seed=2))
-    dataset = build(path, tmp_path / "out", tokenizer=vocab, sentences="line", **SMALL).dataset
-    loader = bertdata.Loader(dataset, length=20, masking=None, seed=5, **options)
+def test_the_parts_of_documents_are_the_tokens_of_the_row(dataset, other, is_mix, options):
+    """By a loader that follows from a state."""
+    shards = [(dataset, 0.7), (other, 0.3)] if is_mix else dataset
+    loader = bertdata.Loader(shards, length=20, masking=None, seed=5, **options)
     positions = np.random.default_rng(0).integers(0, 3 * loader.num_samples, 200)
     rows = [[] for _ in positions]
-    for part in parts_of(loader, positions):
-        ids = dataset.document(part.document)
+    for part in parts_of(loader_of(loader.state_dict(), [dataset.path, other.path]), positions):
+        ids = loader.sources[part.source].dataset.document(part.document)
         assert part.num_tokens == ids.size
         rows[part.row] += ids[part.start : part.stop].tolist()
     special = np.array(dataset.special_tokens.special_ids)
@@ -165,12 +137,9 @@ def test_the_parts_of_documents_are_the_tokens_of_the_row(tmp_path, vocab, optio
 
 
 def log(folder, *entries):
-    folder.mkdir(exist_ok=True)
-    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
-    (folder / "log.jsonl").write_bytes(
-        lines.encode() + b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"step": 9'
-    )  # power and process failed
-    return folder
+    """A run whose log ends where power and process failed."""
+    lines = [*(json.dumps(entry).encode() for entry in entries), b"[1]", b"\xff", b"[" * 100_000, b'{"step": 9']
+    return put(folder / "log.jsonl", b"\n".join(lines)).parent
 
 
 def state(dataset, position, rows, **more):
@@ -206,22 +175,23 @@ def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset)
     arguments = [run, "--data", dataset.path, "--step", 1]
     refused(main, *arguments, kind="other-dataset", option="data")
     refused(main, *arguments, "--row", 4, kind="out-of-range", option="row")
-    for content in (None, "[1]", '{"resolved": {"phases": [{"sources": 1}]}}'):
-        if content:
-            (run / "run.json").write_text(content)
-        refused(main, run, "--step", 1, kind="not-a-run", option="data")
+    refused(main, run, "--step", 1, kind="not-a-run", option="data")
+    write(run / "run.json", '{"resolved": {"phases": [{"sources": 1}]}}')
+    refused(main, run, "--step", 1, kind="not-a-run", option="data")
 
 
-def test_the_command_prints_places_and_texts(tmp_path, dataset, corpus):
-    run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4), {"step": 3})
-    phases = [{"sources": [[str(dataset.path), 1.0]]}]
-    (run / "run.json").write_text(json.dumps({"config": {"average": 0.5}, "resolved": {"phases": phases}}))
-    shown = succeeds(main, run, "--step", 2, "--row", 1).stdout.splitlines()
-    loader = bertdata.Loader(dataset, length=16, masking=None)
-    part = next(parts_of(loader, np.array([5])))
-    name, place = origins_in(dataset)[part.document]
-    assert name == str(corpus)
-    document = f"document {part.document} of {dataset.path} ({name}, byte {place})"
-    assert shown[0] == f"row 1: {document}, tokens {part.start} to {part.stop} of {part.num_tokens}"
-    ids = dataset.document(part.document)[part.start : part.stop].tolist()
-    assert shown[1] == f"  {load(str(dataset.path)).decode(ids)}"
+def test_the_command_prints_places_and_texts(tmp_path, dataset, other, corpus):
+    loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=16, masking=None)
+    run = log(tmp_path / "run", {"step": 0, "stream": loader.state_dict() | {"global_batch_size": 40}}, {"step": 3})
+    phases = [{"sources": [[str(dataset.path), 0.7], [str(other.path), 0.3]]}]
+    write(run / "run.json", json.dumps({"config": {"average": 0.5}, "resolved": {"phases": phases}}))
+    places, expected, tokenizer = [origins_in(dataset), origins_in(other)], [], load(str(dataset.path))
+    for part in parts_of(loader, np.arange(40, 80)):
+        data, (name, place) = (dataset, other)[part.source], places[part.source][part.document]
+        assert part.source or name == str(corpus)
+        document = f"document {part.document} of {data.path} ({name}, byte {place})"
+        expected.append(f"row {part.row}: {document}, tokens {part.start} to {part.stop} of {part.num_tokens}")
+        expected.append("  " + tokenizer.decode(data.document(part.document)[part.start : part.stop].tolist()))
+    assert succeeds(main, run, "--step", 2).stdout.splitlines() == expected
+    first = next(number for number, line in enumerate(expected) if line.startswith("row 5:"))
+    assert succeeds(main, run, "--step", 2, "--row", 5).stdout.splitlines()[:2] == expected[first : first + 2]
