@@ -32,23 +32,10 @@ from bertrain.ranks import World
 PAIRS = [  # good, bad, field, phenomenon, paradigm
     ("The rivers are under the house.", "The rivers is under the house.", "morphology", "agreement", "number_1"),
     ("Bread and salt", "Bread salt and", "syntax", "order", "order_1"),
-    (
-        "the morning light, the x火house letters",
-        "the morning light, the x火 house letter",
-        "syntax",
-        "order",
-        "order_2",
-    ),
+    ("morning light, the x火house letters", "morning light, the x火 house letter", "syntax", "order", "order_2"),
     ("wind", "x-ray windows of\nstone", "syntax", "order", "order_2"),
 ]
 PAIRS = [dict(zip(("good", "bad", "field", "phenomenon", "paradigm"), pair, strict=True)) for pair in PAIRS]
-
-
-def byte_level():
-    """A tokenizer like RoBERTa's."""
-    tokenizer = byte_level_bpe(290, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return Tokenizer(tokenizer.to_str())
 
 
 def write_checkpoint(out, model_type, tokenizer):
@@ -64,9 +51,11 @@ def write_checkpoint(out, model_type, tokenizer):
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory, vocab):
     """Checkpoint, and which tokens continue a word, by the kind of tokenizer."""
+    robertas = byte_level_bpe(290, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    robertas.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     kinds = {
         "wordpiece": ("bert", load(vocab), lambda token: token.startswith("##")),
-        "byte-level": ("roberta", byte_level(), lambda token: token[0] not in "ĠĊ"),
+        "byte-level": ("roberta", Tokenizer(robertas.to_str()), lambda token: token[0] not in "ĠĊ"),
         "unigram": ("modernbert", train_unigram([make_text(60)], 150), lambda token: not token.startswith("▁")),
     }
     folder = tmp_path_factory.mktemp("pairs")
@@ -111,40 +100,46 @@ def test_scores_are_those_of_the_papers(checkpoints, file, kind):
     assert np.abs(np.subtract(found["sum"], found["word-l2r"])).max() > 0.1  # the masks of words change them
 
 
-def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch, limit):
+def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, limit):
     encoder, rows, tokenizer = parts(bert_like, pairs.read(str(file)))
+
+    class Part(World):
+        def sum(self, tensor):
+            return tensor
 
     def scores(ranks=ALONE):
         return pairs.log_likelihoods(encoder, rows, tokenizer, ranks, score="word-l2r")
 
     expected = scores()
     for world_size in (2, 3, 20):
-        monkeypatch.setattr(World, "sum", lambda _, tensor: tensor)
-        shares = [scores(World(rank, world_size, CPU)) for rank in range(world_size)]
+        shares = [scores(Part(rank, world_size, CPU)) for rank in range(world_size)]
         assert [sum(share) for share in zip(*shares, strict=True)] == pytest.approx(expected, abs=1e-5)
     for places in (1, 30):
         limit(pairs_places=places)
         assert scores() == pytest.approx(expected, abs=1e-5)
 
 
-def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch, limit):
-    """With a model that likes short sentences. A pair of the same ids is a tie."""
-    rows = [("a", "a b", "x", 1), ("a b", "a", "x", 1), ("c", "c d", "x", 2), ("THE stone", "the stone", "y", 3)]
+def test_accuracy_over_all_and_by_group(bert_like, tmp_path, limit):
+    """A pair of the same ids is a tie. Half a character is scored as a question mark."""
+    model, library = AutoModelForMaskedLM.from_pretrained(bert_like).eval(), AutoTokenizer.from_pretrained(bert_like)
+    rows = [("river", "salt", "x", 1), ("salt", "river", "x", 1), ("THE", "of", "x", 2), ("of \ud800", "of ?", "y", 3)]
     names = ("sentence_good", "sentence_bad", "linguistics_term", "UID")
     lines = (json.dumps(dict(zip(names, map(str, row), strict=True))) for row in rows)
     given = ["--pairs", write(tmp_path / "pairs.jsonl", *lines)]
-    monkeypatch.setattr(pairs, "log_likelihoods", lambda _, rows, *__, **___: [-len(row) for row in rows])
+    texts = [[text.replace("\ud800", "?") for text in row[:2]] for row in rows]
+    scores = ([slow_score(model, library, text, None, name="sum") for text in pair] for pair in texts)
+    right = np.array([1.0 if good > bad else 0.5 if good == bad else 0.0 for good, bad in scores])
     found = result_of(bert_like, *given)
-    assert (found["accuracy"], found["pairs"], found["ties"]) == (2.5 / 4, 4, 1)
     assert result_of(bert_like, *given, "--score", "mean")["score"] == "mean"
-    assert found["standard_error"] == pytest.approx(math.sqrt((2 * 0.375**2 + 0.625**2 + 0.125**2) / 4 / 4))
-    assert {name: part["accuracy"] for name, part in found["by"]["phenomenon"].items()} == {"x": 2 / 3, "y": 0.5}
-    assert {name: part["pairs"] for name, part in found["by"]["paradigm"].items()} == {"1": 2, "2": 1, "3": 1}
-    assert found["by"]["phenomenon"]["x"]["standard_error"] == pytest.approx(math.sqrt(2 / 3 * 1 / 3 / 3))
-    assert "field" not in found["by"]
+    assert {kind: [*groups] for kind, groups in found["by"].items()} == {"phenomenon": ["x", "y"], "paradigm": [*"123"]}
+    assert found["ties"] == 1
+    by_x, by_1 = found["by"]["phenomenon"]["x"], found["by"]["paradigm"]["1"]
+    for part, chosen in ((found, right), (by_x, right[:3]), (by_1, right[:2])):
+        assert (part["accuracy"], part["pairs"]) == (pytest.approx(chosen.mean()), len(chosen))
+        assert part["standard_error"] == pytest.approx(chosen.std() / math.sqrt(len(chosen)))
     limit(pairs_shown=2)
     shown = succeeds(evaluate.main, "--checkpoint", bert_like, *given).output
-    assert all(said in shown for said in ("62.50%", "66.67%", "3 groups by paradigm"))
+    assert all(said in shown for said in (f"{right.mean():.2%}", f"{by_x['accuracy']:.2%}", "3 groups by paradigm"))
 
 
 def test_a_sample_is_the_beginning_of_a_fixed_random_order(tmp_path):
@@ -176,11 +171,6 @@ def test_what_is_no_pair_is_refused(bert_like, tmp_path):
             given = ["--checkpoint", bert_like, "--pairs", data]
             option = "pairs" if kind == "empty" else None
             refused(evaluate.main, *given, kind=kind, option=option, says=f"{data}{where}")
-
-
-def test_half_a_character_is_scored_as_a_question_mark(bert_like, tmp_path):
-    (tmp_path / "pairs.jsonl").write_text('{"good": "the river \\ud800", "bad": "the river ?"}\n')
-    assert result_of(bert_like, "--pairs", tmp_path / "pairs.jsonl")["ties"] == 1
 
 
 def test_a_checkpoint_needs_a_tokenizer_with_a_mask(bert_like, file, tmp_path):
