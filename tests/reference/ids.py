@@ -5,20 +5,11 @@ import struct
 from reference import keys
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
-LETTERS = {
-    "uint8": "B",
-    "int8": "b",
-    "int16": "h",
-    "int32": "i",
-    "int64": "q",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "Q",
-}
 
 
 def packed(ids, dtype):
-    return b"".join(struct.pack("<" + LETTERS[dtype], token) for token in ids)
+    num_bytes = int(dtype.lstrip("uint")) // 8
+    return b"".join(int(token).to_bytes(num_bytes, "little", signed=dtype[0] == "i") for token in ids)
 
 
 def megatron(documents, dtype):
