@@ -65,27 +65,30 @@ def test_numbers_may_be_those_of_numpy(dataset):
         plain.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("change", "was", "now"),
-    [
-        ({"seed": 2**64 - 1}, 0, 2**64 - 1),
-        ({"length": 32}, 16, 32),
-        ({"split": "validation"}, "train", "validation"),
-        ({"shuffle": "blocks"}, "full", "blocks"),
-        ({"samples": "documents"}, "windows", "documents"),
-        ({"masking": None}, asdict(Masking()), None),
-        ({"masking": Masking(probability=0.2)}, {"probability": 0.15}, {"probability": 0.2}),
-        ({"masking": Masking(policy="bernoulli")}, {"policy": "exact"}, {"policy": "bernoulli"}),
-    ],
-)
-def test_state_of_another_stream_is_refused(dataset, change, was, now):
-    """Both values are given; of two maskings only what differs."""
-    state = Loader(dataset, length=16).state_dict()
-    assert state["short_seq_prob"] is None
-    loader = Loader(dataset, **{"length": 16} | change)
-    with refuses("other-stream", "state", given={next(iter(change)): (was, now)}):
-        loader.load_state_dict(state)
-    assert loader.position == 0
+def test_state_of_another_stream_is_refused(dataset, other):
+    """Each value that differs is given, in the state and here; of two maskings only what differs."""
+    a, b, default = dataset.dataset_id, other.dataset_id, asdict(Masking())
+    mix, of_mix = [(dataset, 0.7), (other, "0.30")], [[a, 7], [b, 3]]
+    for there, here, given in (
+        ({}, {"seed": 2**64 - 1}, {"seed": (0, 2**64 - 1)}),
+        ({}, {"length": 32}, {"length": (16, 32)}),
+        ({}, {"split": "validation"}, {"split": ("train", "validation")}),
+        ({}, {"shuffle": "blocks"}, {"shuffle": ("full", "blocks")}),
+        ({}, {"samples": "documents"}, {"samples": ("windows", "documents")}),
+        ({}, {"masking": None}, {"masking": (default, None)}),
+        ({}, {"masking": Masking(probability=0.2)}, {"masking": ({"probability": 0.15}, {"probability": 0.2})}),
+        ({}, {"masking": Masking(policy="bernoulli")}, {"masking": ({"policy": "exact"}, {"policy": "bernoulli"})}),
+        ({}, {"shards": other}, {"dataset_id": (a, b)}),
+        ({}, {"shards": mix}, {"dataset_id": (a, None), "sources": (None, of_mix)}),
+        ({"shards": mix}, {}, {"dataset_id": (None, a), "sources": (of_mix, None)}),
+        ({"shards": mix}, {"shards": mix[::-1]}, {"sources": (of_mix, of_mix[::-1])}),
+        ({"shards": mix}, {"shards": [mix[0], (other, 0.6)]}, {"sources": (of_mix, [[a, 7], [b, 6]])}),
+    ):
+        state = Loader(**{"shards": dataset, "length": 16} | there).state_dict()
+        loader = Loader(**{"shards": dataset, "length": 16} | here)
+        with refuses("other-stream", "state", given=given):
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        assert loader.position == 0
 
 
 def test_a_state_without_a_rule_continues_with_rule_1(tmp_path):
@@ -111,18 +114,14 @@ def test_a_state_without_a_rule_continues_with_rule_1(tmp_path):
         Loader(dataset, masking=Masking(policy="span", random_from="vocabulary"), **options).load_state_dict(state)
 
 
-def test_state_of_another_dataset_or_version_is_refused(dataset, tmp_path):
+def test_state_of_another_version_or_position_is_refused(dataset):
     loader = Loader(dataset, length=16)
-    other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)]))
     state = loader.state_dict()
-    for wrong, name, was in (
-        (Loader(other, length=16).state_dict(), "dataset_id", other.dataset_id),
-        (state | {"version": 2}, "version", 2),
-        ({}, "version", None),
-    ):
+    assert state["short_seq_prob"] is None
+    for wrong, was in ((state | {"version": 2}, 2), ({}, None)):
         with refuses("other-stream", "state") as refused:
             loader.load_state_dict(wrong)
-        assert refused.value.given[name] == (was, state[name])
+        assert refused.value.given["version"] == (was, state["version"])
     for position in (-1, 1.5, "7", None, True, 2**62):
         with refuses("damaged", "state"):
             loader.load_state_dict(state | {"position": position})

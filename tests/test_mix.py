@@ -124,30 +124,6 @@ def test_one_dataset_with_a_weight_is_no_mix(dataset):
     assert_same(next(one), next(plain))
 
 
-def test_a_state_of_another_mix_is_refused_with_both_values(dataset, others):
-    a, b, c = dataset, *others
-    ids = [item.dataset_id for item in (a, b, c)]
-    loader = Loader([(a, 0.7), (b, 0.3)], length=16)
-    state = json.loads(json.dumps(loader.state_dict()))
-    assert state["sources"] == [[ids[0], 7], [ids[1], 3]]
-    assert "dataset_id" not in state
-    Loader([(a, 70), (b, "30.0")], length=16).load_state_dict(state)
-    for mix, sources in (
-        ([(a, 0.6), (b, 0.4)], [[ids[0], 3], [ids[1], 2]]),
-        ([(b, 0.3), (a, 0.7)], [[ids[1], 3], [ids[0], 7]]),
-        ([(a, 0.7), (c, 0.3)], [[ids[0], 7], [ids[2], 3]]),
-        ([(a, 1)], None),
-    ):
-        with refuses("other-stream", "state") as refused:
-            Loader(mix, length=16).load_state_dict(state)
-        differing = refused.value.given
-        assert differing.pop("sources") == ([[ids[0], 7], [ids[1], 3]], sources)
-        assert differing == ({} if sources else {"dataset_id": (None, ids[0])})
-    with refuses("other-stream", "state") as refused:
-        loader.load_state_dict(Loader(a, length=16).state_dict())
-    assert refused.value.given["dataset_id"] == (ids[0], None)
-
-
 def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
     def written(name, special=dataset.special_tokens, **options):
         shards = [([9, len(name), 3], [3], None)]
