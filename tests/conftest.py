@@ -62,7 +62,6 @@ from support.servers import use_server
 import bertdata
 from bertdata.files import locked
 from bertdata.remote import stores
-from bertdata.tokenize import engine
 from bertdata.write import dataset as of_a_build
 
 # In the background of a script Ctrl-C is ignored, and what tests start would inherit this.
@@ -78,8 +77,8 @@ os.fsync = lambda fd: None  # what a lost power supply would leave cannot be tes
 # Which test is the first to need a kernel is chance, and so is whose build would say that it compiles.
 of_a_build.announcing_compilation = lambda say: contextlib.nullcontext()
 # Tables that fill up often, and that a small build makes quickly.
-engine.NEAR_LINES = engine.FAR_LINES = 1 << 9
-engine.HARD_RUNS = 4
+SMALL_TABLES = limits(near_lines=1 << 9, far_lines=1 << 9, hard_runs=4)
+SMALL_TABLES.__enter__()
 
 
 @pytest.fixture(scope="session")
