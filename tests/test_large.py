@@ -26,22 +26,15 @@ from bertdata.format.records import read_record, write_record
 from bertdata.format.shards import Split
 from bertdata.remote.copies import pull, push
 
-SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "support.data:in_pairs"}
-
-
-@pytest.fixture(scope="module")
-def listed(once, corpus, vocab):
-    """A dataset whose manifest lists its shards."""
-    folder = once("listed", lambda folder: build(corpus, folder / "out", tokenizer=vocab, **SMALL))
-    return bertdata.open(folder / "out")
+SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 
 
 @pytest.fixture(scope="module")
 def kept(once, corpus, vocab):
-    """The same dataset with tables."""
+    """The shared dataset with tables."""
 
     def make(folder):
-        with limits(most_listed=5):
+        with limits(most_listed=3):
             build(corpus, folder / "out", tokenizer=vocab, **SMALL)
 
     return bertdata.open(once("large", make) / "out")
@@ -65,30 +58,30 @@ def put_table(directory, name, content):
     reseal(directory, lambda record: record["tables"].__setitem__(name, sha256(content).hexdigest()))
 
 
-def test_the_tables_say_what_the_list_says(listed, kept):
+def test_the_tables_say_what_the_list_says(dataset, kept):
     assert json.loads((kept.path / "manifest.json").read_bytes())["format_version"] == 2
-    assert json.loads((listed.path / "manifest.json").read_bytes())["format_version"] == 1
-    assert kept.dataset_id == listed.dataset_id == kept.manifest.computed_id()
-    assert len(kept.splits["train"]) > 4
-    for name, split in listed.splits.items():
+    assert json.loads((dataset.path / "manifest.json").read_bytes())["format_version"] == 1
+    assert kept.dataset_id == dataset.dataset_id == kept.manifest.computed_id()
+    assert len(kept.splits["train"]) > 2
+    for name, split in dataset.splits.items():
         assert tuple(kept.splits[name]) == tuple(split)
         assert kept.splits[name][1:3] == split[1:3]
         assert kept.splits[name][-1] == split[-1]
         assert kept.splits[name].num_tokens == split.num_tokens == sum(each.num_tokens for each in split)
         assert kept.splits[name].num_documents == split.num_documents
-        assert [kept.splits[name].stores(array) for array in ("tokens", "words", "x")] == [True, True, False]
+        assert [kept.splits[name].stores(array) for array in ("tokens", "words")] == [True, False]
     numbers = np.load(kept.path / "shards.npy").reshape(-1, 4)
-    every = [each for split in listed.splits.values() for each in split]
+    every = [each for split in dataset.splits.values() for each in split]
     assert numbers[:, 1:].tolist() == [[each.num_documents, each.num_tokens, each.num_sentences] for each in every]
-    digests = np.load(kept.path / "digests.npy").reshape(len(every), 4, 32)
+    digests = np.load(kept.path / "digests.npy").reshape(len(every), 3, 32)
     assert digests[3, 0].tobytes().hex() == every[3].arrays["documents"]["sha256"]
     others = {path.name for path in kept.path.iterdir()} - {"shards.npy", "digests.npy"}
-    assert others == {path.name for path in listed.path.iterdir()}
+    assert others == {path.name for path in dataset.path.iterdir()}
     assert faults_of(kept.path) == []
 
 
 def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpus, vocab):
-    with limits(most_listed=5):
+    with limits(most_listed=3):
         build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
     for read in (lambda: Loader(large, length=20).read(np.arange(999)), lambda: large.document(0)):
         with refuses("replaced"):
@@ -99,30 +92,30 @@ def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpu
     assert faults_of(large.path) == []
 
 
-def test_batches_in_blocks_are_those_of_the_listed_dataset(listed, kept, tmp_path, monkeypatch):
+def test_batches_in_blocks_are_those_of_the_listed_dataset(dataset, kept, tmp_path, monkeypatch):
     """Also where the path is relative to a directory that the process has left."""
     monkeypatch.chdir(kept.path.parent)
     opened = bertdata.open(kept.path.name)
     monkeypatch.chdir(tmp_path)
     options = {"length": 40, "samples": "packed", "shuffle": "blocks", "global_batch_size": 5}
-    ours, theirs = Loader(opened, **options), Loader(listed, **options)
+    ours, theirs = Loader(opened, **options), Loader(dataset, **options)
     for _ in range(2 * theirs.num_samples // 5):
         assert_same(next(ours), next(theirs))
     ours.load_state_dict(theirs.state_dict())
 
 
-def test_documents_and_counts_are_those_of_the_listed_dataset(listed, kept):
-    assert [each.tolist() for each in kept] == [each.tolist() for each in listed]
-    assert kept[-1].tolist() == listed[-1].tolist()
+def test_documents_and_counts_are_those_of_the_listed_dataset(dataset, kept):
+    assert [each.tolist() for each in kept] == [each.tolist() for each in dataset]
+    assert kept[-1].tolist() == dataset[-1].tolist()
     for sample in (100, 10_000_000):
-        ours, theirs = (each.token_counts("train", sample_tokens=sample) for each in (kept, listed))
+        ours, theirs = (each.token_counts("train", sample_tokens=sample) for each in (kept, dataset))
         assert ours.tolist() == theirs.tolist()
-    for name in ("tokens", "documents", "sentences", "words"):
-        shard_name = kept.splits["train"][4].name
-        assert np.array_equal(kept.array(shard_name, name), listed.array(shard_name, name))
-    for dataset, *names in ((kept, "train-99999", "tokens"), (kept, "one", "tokens"), (listed, "train-00000", "empty")):
+    for name in SORTED:
+        shard_name = kept.splits["train"][2].name
+        assert np.array_equal(kept.array(shard_name, name), dataset.array(shard_name, name))
+    for each, *names in ((kept, "train-99999", "tokens"), (kept, "one", "tokens"), (dataset, "train-00000", "empty")):
         with refuses("unknown", "name", given=names[1]):
-            dataset.array(*names)
+            each.array(*names)
     assert pickle.loads(pickle.dumps(kept)).dataset_id == kept.dataset_id  # noqa: S301
 
 
@@ -141,7 +134,7 @@ def test_only_what_is_used_is_opened(large):
 
 
 def test_a_shard_that_is_missing_or_wrong_is_a_sentence_when_it_is_used(large):
-    name = large.splits["train"][4].name
+    name = large.splits["train"][2].name
     loader = Loader(large, length=20, masking=None)
     for break_it in (lambda path: os.truncate(path, 150), os.unlink):
         break_it(large.path / f"{name}.tokens.npy")
@@ -183,9 +176,9 @@ def test_damaged_tables_are_found(large):
     assert any("dataset_id" in fault for fault in faults_of(large.path))
 
 
-SORTED = ["documents", "sentences", "tokens", "words"]
+SORTED = ["documents", "sentences", "tokens"]
 WRONG = {
-    "arrays": [SORTED[:2] + SORTED[3:], SORTED[::-1], ["../x", *SORTED], 3],
+    "arrays": [SORTED[:2], SORTED[::-1], ["../x", *SORTED], 3],
     "tables": [{}, None],
     "splits": [*({"train": n} for n in (3, -1, True, 1 << 80, "3")), {"other": 3}, []],
     "token_dtype": ["<u8"],

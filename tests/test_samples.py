@@ -442,3 +442,5 @@ def test_masks_are_those_of_the_row(dataset, chinese, stores_words, how, masking
         assert batch.input_ids[b, : len(row)].tolist() == changed
         assert batch.masked_positions[b].tolist() == places + [0] * unused
         assert batch.targets[b].tolist() == targets + [IGNORE_INDEX] * unused
+        labels = dict(zip(places, targets, strict=True))
+        assert batch.labels[b].tolist() == [labels.get(place, IGNORE_INDEX) for place in range(19)]
