@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+from numba import njit
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
@@ -95,6 +96,11 @@ def word_list(name, encoding=None):
     """The texts that tests/word_lists.json lists under a name, as bytes of an encoding if one is given."""
     found = json.loads((ROOT / "tests" / "word_lists.json").read_text(encoding="utf-8"))[name]
     return [text.encode(encoding) for text in found] if encoding else found
+
+
+def as_kernel(part):
+    """A kernel that calls a part of kernels, for tests of the part."""
+    return njit(lambda *arguments: part(*arguments))
 
 
 def of_vocabulary(special):
