@@ -1,25 +1,26 @@
-"""RUNS: what a run trains × stopped and resumed, in micro-batches, on two ranks, and read by transformers.
+"""RUNS: what a run trains × stopped and resumed, in micro-batches, on two ranks, evaluated, and read by transformers.
 
-A row: options of a run of four steps. A model is a preset or a name of support/families.py; `init` and `teacher` stand
-for a trained BERT, `teacher_cache` for its answers, and `data` for a mix of two datasets.
+A row: options of a run of four steps. A model is a preset or a name of support/families.py, each of which is a row;
+`init` and `teacher` stand for a trained BERT, `teacher_cache` for its answers, and `data` for a mix of two datasets.
 """
 
 import json
 
 import pytest
 import torch
-from support.commands import succeeds
+from support.commands import json_of, succeeds
 from support.disk import write
-from support.families import SIZES, fast, four_rows
+from support.families import EVERY, SIZES, fast, four_rows
 from support.runs import QUIET, TINY, assert_near, changing, last_checkpoint, learner, train, train_twice
 
-from bertrain.lab.distillation import teacher
+from bertrain.__main__ import main
 from bertrain.models.families import auto_class
 from bertrain.models.load import load_model
 
 GROWN = {"phase": changing(0.5, layers=[1, None])}
 LORA = {"init": True, "lora": "r=2,alpha=6", "lr": 2e-2}
-LOSSES = ("loss_before", "loss_after", "layers", "distil_loss", "discriminator_loss", "discriminator_accuracy")
+LOSSES = ("nsp_loss", "nsp_accuracy", "loss_before", "loss_after", "layers", "distil_loss")
+LOSSES += ("discriminator_loss", "discriminator_accuracy")
 RUNS = {
     "windows": {},
     "pairs": {"objective": "mlm+nsp"},
@@ -56,8 +57,10 @@ RUNS = {
     "relations": {"teacher": True, "distil": "relations"},
     "hidden": {"teacher": True, "distil": "hidden"},
 }
-FAST = ["pairs", "packed", "dropout", "growth, muon", "lora, muon", "hidden", "cached", "replaced, tied", "diffusion"]
 OTHER_WAYS = [name for name in RUNS if name not in ("dropout", "bf16", "fp16")]
+RUNS |= {name: {"model": name} for name in EVERY if name not in ("mpnet", *RUNS)}  # whose padding id must be 1
+FAST = ["pairs", "packed", "dropout", "growth, muon", "lora, muon", "hidden", "cached", "replaced, tied", "diffusion"]
+FAST += ["deberta-v2"]
 
 
 @pytest.fixture
@@ -65,8 +68,8 @@ def run_of(name, dataset, other, bert_run, configs, once, tmp_path):
     """The datasets of a row, and its options."""
 
     def answer(folder):
-        limits = ["--max-samples", 24, "--length", 32, "--top-k", 8]
-        succeeds(teacher.main, "--model", bert_run, "--data", dataset.path, "--out", folder / "cache", *limits)
+        ask = ["--model", bert_run, "--data", dataset.path, "--max-samples", 24, "--length", 32, "--top-k", 8]
+        succeeds(main, "teacher", *ask, "--out", folder / "cache")
 
     data, options = dataset.path, QUIET | {"steps": 4, "save_every": 2, "global_batch_size": 6} | RUNS[name]
     if options.pop("data", False):
@@ -82,7 +85,10 @@ def run_of(name, dataset, other, bert_run, configs, once, tmp_path):
 @pytest.mark.parametrize("name", fast(RUNS, among=FAST))
 def test_a_stopped_run_ends_in_the_same_bits_and_transformers_reads_its_checkpoint(run_of, dataset, tmp_path):
     data, options = run_of
-    train_twice(data, tmp_path / "run", 2, **options)
+    log = train_twice(data, tmp_path / "run", 2, **options)
+    if data == dataset.path:
+        stated = json_of(main, "evaluate", "--checkpoint", tmp_path / "run", "--data", data)
+        assert stated["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-4)
     last, (_, piece) = last_checkpoint(tmp_path / "run"), four_rows(dataset)
     ours = learner(load_model(last)).eval()
     with torch.no_grad():
