@@ -2,14 +2,17 @@
 
 import json
 import os
-import shutil
+import re
 from pathlib import Path
 
 import pytest
 from support.commands import refused, succeeds
 from support.data import data_of
 
-from bertrain.commands import plot, report
+from bertrain.__main__ import main
+from bertrain.commands import report
+
+GOLDEN = Path(__file__).parent / "golden" / "curves"
 
 
 def page(*runs):
@@ -25,16 +28,7 @@ def write(run, entries, about=None, *, end="\n"):
 
 
 def step(number, loss, **more):
-    return {"step": number, "loss": loss, "lr": 0.1, "tokens": 10 * number} | clock(2.0 * number) | more
-
-
-def clock(seconds):
-    """What an entry says of the time of a run, if it trained for all but a second of it."""
-    return {"trained_s": seconds - 1, "compiled_s": 0.0, "evaluated_s": 1.0, "waited_s": 0}
-
-
-def events_of(data):
-    return [(event["step"], event["text"]) for event in data["runs"][0]["events"]]
+    return {"step": number, "loss": loss, "lr": 0.1, "tokens": 10 * number} | more
 
 
 def test_the_page_has_the_numbers_and_predictions_of_the_log(finished):
@@ -59,35 +53,22 @@ def test_the_page_has_the_numbers_and_predictions_of_the_log(finished):
     assert kept.keys() == {3, 6}
 
 
-def test_logs_that_end_anywhere_are_drawn(tmp_path):
-    cut = write(tmp_path / "cut", [step(1, 3.0), step(2, 2.0)], end='\n{"step": 3, "lo')
-    (found,) = (data := page(cut))["runs"]
-    assert found["points"]["step"] == [1, 2]
+def test_the_page_of_three_runs_is_the_one_that_was_worked_out():
+    """one: a change, a loss that rises, waits and skipped steps. two/b: numbers that are not finite, a process that was
+    resumed and killed. odd: damaged lines. Of the warnings page.json has the numbers."""
+    data = page(*(GOLDEN / name for name in ("one", "two/b", "odd")))
+    data["warnings"] = [re.findall(r"[\d.]*\d%?", line) for line in data["warnings"]]
+    assert data == json.loads((GOLDEN / "page.json").read_text())
+    assert [run["name"] for run in page(GOLDEN / "one", GOLDEN / "one")["runs"]] == [str(GOLDEN / "one")] * 2
+
+
+def test_a_run_without_an_evaluation_or_options_is_drawn_and_one_without_a_step_is_refused(tmp_path):
+    (found,) = (data := page(write(tmp_path / "run", [step(1, 3.0)])))["runs"]
     assert (found["evaluations"], found["best"], found["predictions"], data["options"]) == ([], None, [], [])
-    assert len(data["warnings"]) == 3  # a line that is cut, no run.json, no evaluation
-    odd = write(tmp_path / "odd", [[1], "text", {"loss": 2.0}, {"step": "x"}, step(5, 1.0)])
-    assert any("odd: 4 invalid lines" in line for line in page(cut, odd)["warnings"])
-    (odd / "run.json").write_text('{"config": 3, "resolved": {"steps": 9}, "history": [1]}')
-    assert any("step 5 of 9" in line for line in page(odd)["warnings"])
-    assert page(odd)["runs"][0]["points"]["step"] == [5]
+    assert len(data["warnings"]) == 2
     empty = write(tmp_path / "empty", [{"step": 0, "stream": {"length": 8}}])
     for wrong, kind in ((empty, "empty"), (tmp_path / "none", "not-a-run")):
-        assert refused(plot.main, wrong, "--html", tmp_path / "x.html", kind=kind, option="runs").given == str(wrong)
-
-
-def test_losses_that_are_not_finite_are_left_out_and_skipped_steps_said(tmp_path):
-    entries = [
-        step(1, 3.0),
-        step(2, float("nan"), skipped=2),
-        step(3, float("inf"), tokens_per_s=float("nan")),
-        step(4, None, skipped=1),
-    ]
-    entries += [{"step": 4, "validation_loss": float("nan"), "validation_accuracy": 0.5}]
-    data = page(write(tmp_path / "run", entries))
-    assert data["runs"][0]["points"]["loss"] == [3.0, None, None, None]
-    assert data["runs"][0]["evaluations"][0] | {"accuracy": 0.5} == data["runs"][0]["evaluations"][0]
-    assert data["runs"][0]["best"] is None
-    assert any("skipped 3 steps" in line for line in data["warnings"])
+        refused(main, "plot", wrong, "--html", tmp_path / "x.html", kind=kind, option="runs", given=str(wrong))
 
 
 def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
@@ -107,46 +88,6 @@ def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
     assert sum(len(found["predictions"]) for found in data["runs"]) <= 200
 
 
-def test_seconds_of_a_resumed_run_go_on(tmp_path):
-    """Of a process that logged until its second 3, and of one that logged first in its second 5."""
-    steps = [step(1, 3.0, seconds=1.0, **clock(1.0)), step(2, 3.0, seconds=3.0, **clock(3.0))]
-    steps += [step(3, 3.0, seconds=4.0, trained_s=None), step(4, 3.0, seconds=5.0, **clock(8.0))]
-    steps.insert(2, {"step": 2, "validation_loss": 2.0})
-    data = page(write(tmp_path / "run", steps))
-    (found,) = data["runs"]
-    assert found["points"]["seconds"] == [1.0, 3.0, None, 8.0]
-    assert found["seconds"] == 8.0
-    assert found["evaluations"][0]["seconds"] == 3.0
-
-
-def test_changes_along_a_run_are_events(tmp_path):
-    stream = {"length": 64, "global_batch_size": 8, "masking": {"probability": 0.3}, "position": 0}
-    entries = [
-        {"step": 0, "stream": stream},
-        *[step(n, 3.0) for n in (1, 2)],
-        {"step": 2, "change": {"layers": [2, 4]}},
-        {"step": 2, "stream": stream | {"length": 128, "masking": {"probability": 0.15}, "position": 16}},
-        step(3, 2.0),
-    ]
-    about = {"config": {"lr": 0.2}, "resolved": {"steps": 8}}
-    data = page(write(tmp_path / "run", entries, about))
-    at_two = [(2, text) for text in ("layers 2 → 4", "length 64 → 128", "probability 0.3 → 0.15")]
-    assert events_of(data) == at_two
-    assert [event["tokens"] for event in data["runs"][0]["events"]] == [20, 20, 20]
-    assert any("step 3 of 8" in line for line in data["warnings"])
-
-
-def test_what_differs_between_runs_is_said(tmp_path):
-    one = write(tmp_path / "one", [step(1, 3.0)], {"config": {"lr": 0.1, "out": "one", "steps": None, "seed": 0}})
-    about = {"config": {"lr": 0.2, "out": "two", "steps": None, "seed": 0}, "resolved": {"steps": 7}}
-    two = write(tmp_path / "two" / "b", [step(1, 3.0)], about)
-    assert [run["name"] for run in page(one, two)["runs"]] == ["one", "two/b"]
-    assert [run["name"] for run in page(one, one)["runs"]] == [str(one)] * 2
-    rows = {row["name"]: (row["values"], row["differs"]) for row in page(one, two)["options"]}
-    assert rows.pop("steps, in effect") == (["", "7"], True)
-    assert rows == {"lr": (["0.1", "0.2"], True), "steps": (["–", "–"], False), "seed": (["0", "0"], False)}
-
-
 def test_losses_of_runs_with_different_tokenizers_are_not_ranked(tmp_path):
     def run(name, tokenizer=None, uniform=None):
         about = {"resolved": {"reference_loss": {"uniform": uniform, "unigram": 1.0}}} if uniform else {}
@@ -164,51 +105,20 @@ def test_losses_of_runs_with_different_tokenizers_are_not_ranked(tmp_path):
 
 
 def test_a_picture_and_a_page_are_both_written_of_any_path(tmp_path):
-    """Which is not UTF-8, and is markup."""
+    """A path that is not UTF-8, and is markup; lines of a damaged log."""
     name = os.fsdecode(b"<img src=x onerror=alert(1)>\xff<!--")
     evaluated = {"step": 1, "validation_loss": 1.0, "predictions": [["</script>"] * 3]}
-    run = write(tmp_path / name, [step(1, 3.0), evaluated], {"config": {"data": name}})
+    odd = [{"loss": "x", "lr": [], "validation_loss": {}}, {"change": 5}, {"change": {"lr": 5}}]
+    odd += [{"stream": {"masking": 5}}]
+    log = [step(1, 3.0), evaluated, *({"step": 7} | entry for entry in odd)]
+    run = write(tmp_path / name, log, end="\n" + "[" * 100_000)
     picture, html = tmp_path / "curves.png", tmp_path / "runs.html"
-    assert succeeds(plot.main, run, "--out", picture, "--html", html).output == f"{html}\n{picture}\n"
+    for about in ("[" * 100_000, "", "5", json.dumps({"config": {"data": name}})):
+        (run / "run.json").write_text(about)
+        assert succeeds(main, "plot", run, "--out", picture, "--html", html).output == f"{html}\n{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert html.read_text().startswith("<!doctype html>")
     assert "<img" not in html.read_text()
     data = data_of(html.read_text())
     assert data["runs"][0]["name"].endswith("/<img src=x onerror=alert(1)>?<!--")
     assert data["options"][0]["values"] == ["<img src=x onerror=alert(1)>?<!--"]
-
-
-@pytest.mark.parametrize(("option", "name"), [("--html", "x.html"), ("--out", "x.png")])
-def test_a_damaged_log_is_drawn_without_its_bad_lines(finished, tmp_path, option, name):
-    run = shutil.copytree(finished, tmp_path / "run")
-    with open(run / "log.jsonl", "a") as file:
-        file.write("[" * 100_000 + "\n")
-        for odd in (
-            {"loss": "x", "lr": [], "validation_loss": {}},
-            {"change": 5},
-            {"change": {"lr": 5}},
-            {"stream": {"masking": 5}},
-        ):
-            file.write(json.dumps({"step": 7} | odd) + "\n")
-    for content in ("[" * 100_000, "", "5"):
-        (run / "run.json").write_text(content)
-        succeeds(plot.main, run, option, tmp_path / name)
-
-
-def test_a_page_warns_of_a_loss_that_rose_of_an_early_end_and_of_waiting(tmp_path):
-    def warnings(name, *losses, steps=2, data_wait=0.1, lengths=(64, 64)):
-        entries = [step(number, 3.0, data_wait=data_wait) for number in (1, 2)]
-        for number, (loss, length) in enumerate(zip(losses, lengths, strict=False), 1):
-            entries += [{"step": number - 1, "stream": {"length": length, "dataset_id": "0"}}]
-            entries += [{"step": number, "validation_loss": loss}]
-        return page(write(tmp_path / name, entries, {"config": {}, "resolved": {"steps": steps}}))["warnings"]
-
-    assert warnings("well", 2.0, 2.01) == []
-    assert warnings("longer", 2.0, 2.1, lengths=(64, 128)) == []  # losses of other rows are not compared
-    for name, said, losses, more in (
-        ("rose", "2.0000 at step 1 to 2.1000", (2.0, 2.1), {}),
-        ("ended", "step 2 of 3", (2.0,), {"steps": 3}),
-        ("waited", "20%", (2.0,), {"data_wait": 0.2}),
-    ):
-        (line,) = warnings(name, *losses, **more)
-        assert said in line
