@@ -9,15 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from support.commands import refused, succeeds
-from support.families import SMALL as FAMILIES
-from support.runs import entries
+from support.runs import QUIET, train
 
-from bertdata.support import helps
 from bertrain import plan, recipes
 from bertrain.cli import command
-from bertrain.config import MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config
+from bertrain.config import Config
 from bertrain.plan import resolve
-from bertrain.pretrain import pretrain
 
 
 @pytest.fixture
@@ -44,49 +41,19 @@ def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
     assert ("bertrain doctor" in said) == ("phase" in options_in(name))
 
 
-def test_another_model_or_optimizer_beside_a_recipe(options_of):
-    _, config = options_of("--recipe", "tiny", "--model", "bert-tiny")
-    assert config == Config.make(data="d", out="o", **options_in("tiny") | {"model": "bert-tiny"})
-    _, config = options_of("--recipe", "tiny", "--optimizer", "adamw")
-    assert (config.lr, config.muon_rate, config.global_batch_size) == (Config.lr, Config.muon_rate, 64)
-
-
-def test_a_file_of_options_is_read_alone(options_of, tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"config": {"model": "modernbert-small", "lr": 0.5}}))
-    (tmp_path / "mine.toml").write_text('model = "modernbert-small"\nlr = 0.5\n')
-    for name in ("run.json", "mine.toml"):
-        said, config = options_of("--config", tmp_path / name)
-        assert (config.optimizer, config.lr, said) == ("adamw", 0.5, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "kind", "option"),
-    [
-        ("run.toml", None, "malformed", "config"),
-        ("run.json", None, "malformed", "config"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, name, content, kind, option):
-    """One that is too large is named before it is parsed."""
-    file = tmp_path / name
-    file.write_bytes(content or b"")
-    if content is None:
-        os.truncate(file, 1 << 40)
-    given = str(file) if option == "config" else ...
-    refused(command(print), "--data", "d", "--config", file, kind=kind, option=option, given=given)
-
-
-def test_a_recipe_is_named_alone_and_by_its_name_and_printed_by_the_first_rank(options_of, monkeypatch):
+def test_a_recipe_is_named_alone_and_by_its_name_and_printed_by_the_first_rank(options_of, tmp_path, monkeypatch):
     refused(command(print), "--data", "d", "--config", "nowhere.json", kind="not-found", option="config")
+    for file in (tmp_path / "run.toml", tmp_path / "run.json"):  # too large, which is named before it is parsed
+        file.touch()
+        os.truncate(file, 1 << 40)
+        refused(command(print), "--data", "d", "--config", file, kind="malformed", option="config", given=str(file))
     for words, kind in ((["huge"], "unknown"), (["tiny", "--config", __file__], "conflict")):
         refused(command(print), "--recipe", *words, kind=kind, option="recipe", given=words[0])
+    (tmp_path / "mine.toml").write_text("lr = 0.5\n")
+    said, config = options_of("--config", tmp_path / "mine.toml")
+    assert (config.optimizer, config.lr, said) == ("adamw", 0.5, "")
     monkeypatch.setenv("RANK", "1")
     assert options_of("--recipe", "tiny")[0] == ""
-
-
-def test_a_help_has_the_limits_of_the_code():
-    limits = f"at most {MICRO_BATCH_SIZE} on CPUs, and at most {MICRO_BATCH_TOKENS:,} tokens on GPUs"
-    assert limits in helps(Config)["micro_batch_size"]
 
 
 # ---------------------------------------------------------------------------------------------------- published recipes
@@ -139,22 +106,18 @@ def require_published(phase, options, there, optimizer, highest):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, tmp_path, name):
+def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, configs, tmp_path, name):
     """Six steps a phase, with rows and lengths in about the same ratios."""
     options = options_in(name)
     kind = {"bert-base": "bert", "facebook/esm2_t6_8M_UR50D": "esm"}.get(options["model"], "modernbert")
-    (tmp_path / "model.json").write_text(json.dumps(FAMILIES[kind] | {"model_type": kind}))
-    above = {"length": 32, "global_batch_size": 4, "log_every": 1, "eval_every": 0}
-    above["model"] = str(tmp_path / "model.json")
-    lengths = sorted({phase.length for phase in plan.options_of(Config.make(data="d", **options))})
-    phases = []
-    for phase in options.pop("phase"):
-        settings = {key: value for key, value in phase.items() if key not in ("tokens", "steps", "warmup_steps")}
-        settings["length"] = 32 + 16 * lengths.index(settings.get("length", lengths[0]))
-        settings["global_batch_size"] = "2..4" if ".." in str(settings.get("global_batch_size")) else 4
-        phases.append(settings | {"steps": 6})
-    given = {key: value for key, value in options.items() if key not in ("warmup_steps", *above)}
-    pretrain(Config.make(data=str(dataset.path), out=str(tmp_path / "run"), phase=phases, **given, **above))
-    log = [entry for entry in entries(tmp_path / "run") if "loss" in entry]
-    assert [entry["step"] for entry in log] == [*range(1, 6 * len(phases) + 1)]
-    assert all(math.isfinite(entry["loss"]) for entry in log)
+    given, drop = options.pop("phase"), {"tokens", "warmup_steps"}
+    phases = [{name: phase[name] for name in phase.keys() - drop} for phase in given]
+    lengths = sorted({phase.length for phase in plan.options_of(Config.make(data="d", **options_in(name)))})
+    for phase in phases:
+        rows = "2..4" if ".." in str(phase.get("global_batch_size")) else 4
+        length = 32 + 16 * lengths.index(phase.get("length", lengths[0]))
+        phase |= {"length": length, "global_batch_size": rows, "steps": 6}
+    options.pop("warmup_steps", None)
+    options |= QUIET | {"phase": phases, "model": configs[kind], "global_batch_size": 4}
+    log = [entry["loss"] for entry in train(dataset.path, tmp_path / "run", **options) if "loss" in entry]
+    assert (len(log), all(map(math.isfinite, log))) == (6 * len(phases), True)

@@ -3,54 +3,39 @@
 import re
 import shlex
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from support.commands import succeeds
 from support.data import ROOT
-from support.runs import QUIET, TINY, entries, refused_run, train
+from support.runs import QUIET, TINY, entries, refused_run, remove_after, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bertdata.errors import install
 from bertrain import trackers
-from bertrain.pretrain import main as pretrain_command
+from bertrain.__main__ import main
 
 OPTIONS = QUIET | {"steps": 4, "eval_every": 2}
 
 
-class Library:
-    """Stands for wandb and trackio: keeps what it gets."""
-
-    def __init__(self, mode="offline"):
-        self.mode, self.begun, self.rows, self.ended = mode, [], [], 0
-        self.fault = None  # raised at what is sent
-        self.Settings = lambda **settings: settings
-
-    def setup(self):
-        return SimpleNamespace(settings=SimpleNamespace(mode=self.mode))
-
-    def login(self, *, prompt, verify):
-        assert (prompt, verify) == (False, False)
-        return self.mode == "online"
-
-    def init(self, **options):
-        self.begun.append(options)
-        return self
-
-    def log(self, numbers, *, step):
-        if self.fault:
-            raise self.fault
-        self.rows.append((step, numbers))
-
-    def finish(self):
-        self.ended += 1
-
-
 @pytest.fixture
 def library(monkeypatch):
-    library = Library()
+    """Stands for wandb and trackio: keeps what it gets."""
+    library = Mock(begun=[], rows=[], Settings=dict)
+    library.init.side_effect = lambda **options: library.begun.append(options) or library
+    library.log.side_effect = lambda numbers, *, step: library.rows.append((step, numbers))
+    library.setup.return_value.settings.mode = "offline"
     for name in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, library)
     return library
+
+
+def together(rows):
+    """Step → numbers, of rows with some of the numbers of a step each."""
+    by_step = {}
+    for step, numbers in rows:
+        by_step[step] = by_step.get(step, {}) | numbers
+    return by_step
 
 
 def expected(out):
@@ -58,53 +43,59 @@ def expected(out):
     rows = []
     for entry in entries(out):
         numbers = {name: value for name, value in entry.items() if isinstance(value, (int, float)) and name != "step"}
-        rows.append((entry["step"], {name.replace("validation_", "validation/"): v for name, v in numbers.items()}))
-    return rows
+        numbers = {name.replace("validation_", "validation/"): value for name, value in numbers.items()}
+        rows.append((entry["step"], numbers))
+    return {step: pytest.approx(numbers, rel=1e-6) for step, numbers in together(rows).items()}
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def recorded(name, library, out):
+    """What it got."""
+    if name != "tensorboard":
+        return together(library.rows)
+    board = EventAccumulator(str(out / "tensorboard"))
+    board.Reload()
+    events = [(tag, event) for tag in board.Tags()["scalars"] for event in board.Scalars(tag)]
+    assert len(events) == len({(tag, event.step) for tag, event in events})
+    return together((event.step, {tag: event.value}) for tag, event in events)
+
+
+@pytest.mark.parametrize("name", trackers.TRACKERS)
 def test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record(dataset, tmp_path, library, name):
-    out = tmp_path / "run"
-    train(dataset.path, out, log_to=(name,), **OPTIONS | {"steps": 2})
-    first = expected(out)
-    assert library.rows == first
-    assert any("validation/loss" in numbers for _, numbers in first)
-    (begun,) = library.begun
-    assert begun["config"]["steps"] == 2
-    assert begun["project"] == "bertrain"
-    assert library.ended == 1
-    times = {"init_timeout": trackers.ANSWER_S, "finish_timeout": trackers.ANSWER_S}
-    wandb = {"name": "run", "dir": str(out), "resume": None, "settings": {"console": "off"} | times}
-    assert {"wandb": wandb, "trackio": {"resume": "allow", "embed": False}}[name].items() <= begun.items()
-    train(dataset.path, out, log_to=(name,), **OPTIONS)
-    assert library.rows == expected(out)
-    again = library.begun[1]
+    out, options = tmp_path / "run", OPTIONS | {"log_to": (name,), "save_every": 1}
+    train(dataset.path, out, **options | {"steps": 2})
+    assert recorded(name, library, out) == expected(out)
+    assert "validation/loss" in recorded(name, library, out)[2]
+    remove_after(out, 1)
+    train(dataset.path, out, **options)
+    assert recorded(name, library, out) == expected(out)
     record = (out / "record-id").read_text().strip()
     assert re.fullmatch("[0-9a-f]{8}", record)
-    assert {begun.get("id", begun["name"]), again.get("id", again["name"])} in ({record}, {f"run-{record}"})
-    train(dataset.path, tmp_path / "other", log_to=(name,), **OPTIONS | {"steps": 1})
+    if name != "tensorboard":
+        assert library.finish.call_count == 2
+        begun, again = library.begun
+        assert (begun["config"]["steps"], begun["project"]) == (2, "bertrain")
+        times = {"init_timeout": trackers.ANSWER_S, "finish_timeout": trackers.ANSWER_S}
+        wandb = {"name": "run", "dir": str(out), "resume": None, "settings": {"console": "off"} | times}
+        assert {"wandb": wandb, "trackio": {"resume": "allow", "embed": False}}[name].items() <= begun.items()
+        assert {begun.get("id", begun["name"]), again.get("id", again["name"])} in ({record}, {f"run-{record}"})
+    train(dataset.path, tmp_path / "other", **options | {"steps": 1})
     assert (tmp_path / "other" / "record-id").read_text().strip() != record
 
 
-def test_without_an_account_the_run_is_told_what_to_do_and_nobody_is_asked(tmp_path, library):
-    library.mode, faults = "run", []
-    record = trackers.Trackers(["wandb"], tmp_path, {}, step=0, warn=faults.append)
-    record.write({"step": 1, "loss": 1.0})
-    record.close()
-    assert ["wandb login" in fault and "WANDB_MODE=offline" in fault for fault in faults] == [True]
-    assert library.begun == library.rows == []
-    library.mode = "online"
-    trackers.Trackers(["wandb"], tmp_path, {}, step=0, warn=faults.append).close()
-    assert ([begun["resume"] for begun in library.begun], len(faults)) == (["allow"], 1)
-
-
-def test_a_tracker_that_fails_ends_no_run_and_is_a_warning(dataset, tmp_path, library, capsys):
-    library.fault = OSError("the disk is full\nof logs")
-    log = train(dataset.path, tmp_path / "run", log_to=("trackio",), **OPTIONS)
-    assert log[-1]["step"] == 4
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "--log-to" in line)
-    assert line.startswith("warning: --log-to trackio ")
-    assert line.endswith(": the disk is full")
+def test_a_tracker_without_an_account_or_that_fails_ends_no_run_and_is_a_warning(dataset, tmp_path, library, capsys):
+    """Nobody is asked for an account, and the run is told what to do."""
+    for name, mode, fault, said in (
+        ("trackio", "offline", OSError("the disk is full\nof logs"), "more entries: the disk is full"),
+        ("wandb", "run", None, "run wandb login, or set WANDB_MODE=offline"),
+        ("wandb", "online", None, ""),
+    ):
+        library.setup.return_value.settings.mode, library.login.return_value = mode, mode == "online"
+        library.log.side_effect, library.begun = fault, []
+        assert train(dataset.path, tmp_path / mode, log_to=(name,), **OPTIONS)[-1]["step"] == 4
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: --log-to ")]
+        assert [line.endswith(said) for line in lines] == [True] * bool(said)
+        assert [begun["resume"] for begun in library.begun] == ["allow"] * (mode != "run")
+    assert library.login.call_args_list == [call(prompt=False, verify=False)] * 2
 
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)
@@ -123,6 +114,6 @@ def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
     (tmp_path / "shards").symlink_to(dataset.path)
     small = ["--model", TINY, "--global-batch-size", "4", "--length", "16"]
     for number, line in enumerate(lines):
-        succeeds(pretrain_command, *shlex.split(line), *small, "--steps", number + 1)
+        succeeds(main, "pretrain", *shlex.split(line), *small, "--steps", number + 1)
     assert len(library.begun) == 2
     assert list((tmp_path / "run" / "tensorboard").iterdir())
