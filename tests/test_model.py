@@ -17,7 +17,6 @@ import bertdata
 from bertdata.errors import UsageError
 from bertrain.evaluate import evaluate
 from bertrain.models import families
-from bertrain.models.families import preset
 from bertrain.models.load import HUB_TIMEOUT_S, load_model, max_length, new_model, start_from
 
 ONE_LAYER = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 1}
@@ -122,37 +121,31 @@ def test_a_model_that_does_not_exist_is_refused(dataset, tmp_path, monkeypatch):
 
 
 def test_a_run_starts_from_a_directory_and_from_nothing_else(dataset, tmp_path):
+    """Weights may have other shapes than their configuration says, or another vocabulary than the shards."""
     weights = model_of("bert-tiny", dataset)
-    weights.save_pretrained(tmp_path / "bert")
+    for name in ("bert", "shapes"):
+        weights.save_pretrained(tmp_path / name)
     started, _ = start_from(str(tmp_path / "bert"), dataset, length=32)
     assert torch.equal(started.cls.predictions.bias, weights.cls.predictions.bias)
+    config = json.loads((tmp_path / "shapes" / "config.json").read_bytes())
+    (tmp_path / "shapes" / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+    small = dataclasses.replace(dataset.special_tokens, vocab_size=dataset.special_tokens.vocab_size - 1)
+    new_model("bert-tiny", small, length=32, seed=0)[0].save_pretrained(tmp_path / "small")
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=90)).save_pretrained(tmp_path / "gpt2")
     (tmp_path / "empty").mkdir()
-    for given, kind, option, length in (
-        ("bert-tiny", "model-not-found", "init", 32),  # a preset has no weights
-        (tmp_path / "gpt2", "model-unreadable", "init", 32),
-        (tmp_path / "bert" / "model.safetensors", "model-not-found", "init", 32),
-        (tmp_path / "empty", "model-unreadable", "init", 32),
-        (tmp_path / "bert", "too-long", "length", 513),
+    for given, kind, option, length, says in (
+        ("bert-tiny", "model-not-found", "init", 32, ""),  # a preset has no weights
+        (tmp_path / "gpt2", "model-unreadable", "init", 32, ""),
+        (tmp_path / "bert" / "model.safetensors", "model-not-found", "init", 32, ""),
+        (tmp_path / "empty", "model-unreadable", "init", 32, ""),
+        (tmp_path / "shapes", "model-unreadable", "init", 32, "[256]"),
+        (tmp_path / "small", "tokenizer-differs", None, 32, ""),
+        (tmp_path / "bert", "too-long", "length", 513, ""),
     ):
-        with refuses(kind, option, error=UsageError):
+        with refuses(kind, option, error=UsageError, says=says):
             start_from(str(given), dataset, length=length)
     with refuses("model-not-found", "model"):
         new_model(str(tmp_path / "empty"), dataset.special_tokens, length=32, seed=0)
-
-
-def test_a_checkpoint_whose_parts_do_not_fit_is_refused(dataset, tmp_path):
-    """Its weights have other shapes than its configuration says, or another vocabulary than the shards."""
-    weights = model_of("bert-tiny", dataset)
-    weights.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"intermediate_size": 256}))
-    with refuses("model-unreadable", "init", error=UsageError, says="[256]"):
-        start_from(str(tmp_path), dataset, length=32)
-    small = dataclasses.replace(dataset.special_tokens, vocab_size=dataset.special_tokens.vocab_size - 1)
-    new_model("bert-tiny", small, length=32, seed=0)[0].save_pretrained(tmp_path)
-    with refuses("tokenizer-differs"):
-        start_from(str(tmp_path), dataset, length=32)
 
 
 def test_a_model_with_two_heads_is_loaded_with_one_in_silence(dataset, tmp_path, capfd):
@@ -174,10 +167,10 @@ def test_an_untrained_model_is_as_good_as_guessing(dataset):
 
 @pytest.mark.parametrize("name", families.PRESETS)
 def test_a_preset_has_positions_for_long_rows_and_the_settings_of_its_family(name):
-    config, is_modern = preset(name, SPECIAL, length=32), name.startswith("modern")
+    config, is_modern = families.preset(name, SPECIAL, length=32), name.startswith("modern")
     assert config.num_attention_heads == config.hidden_size // 64
     assert config.max_position_embeddings == (8192 if is_modern else 512)
-    assert preset(name, SPECIAL, length=9000).max_position_embeddings == 9000
+    assert families.preset(name, SPECIAL, length=9000).max_position_embeddings == 9000
     if is_modern:
         assert (config.cls_token_id, config.sep_token_id, config.classifier_pooling) == (2, 3, "mean")
         assert ("sliding_attention" in config.layer_types) == (name == "modernbert-base")
