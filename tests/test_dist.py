@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.commands import json_of, waited
 from support.data import built
-from support.runs import TINY, assert_near, entries, flags, launch, losses, on_ranks, remove_after, resumed_from, train
+from support.runs import QUIET, assert_near, entries, flags, launch, losses, on_ranks, remove_after, resumed_from, train
 
 from bertrain import checkpoint
-from bertrain.commands import evaluate
+from bertrain.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -133,33 +133,22 @@ def test_the_shortest_command_trains_on_all_ranks_in_one_directory(dataset, tmp_
     assert json.loads((run / "run.json").read_text())["resolved"]["world_size"] == 2
 
 
-@pytest.fixture
-def late(dataset, tmp_path, monkeypatch):
-    """A run of four steps, of which every rank but the first sees the first checkpoint alone, as a file system may."""
-    other, listed = tmp_path / "other", checkpoint._checkpoints
-    train(dataset.path, other, steps=4, model=TINY, eval_every=0, lr=1e-2, save_every=1)
+@pytest.mark.slow
+def test_all_ranks_use_the_checkpoint_that_rank_0_sees_or_end(dataset, tmp_path, monkeypatch):
+    """Of a run that others see late, as a file system may. Also samples that do not fill batches are evaluated."""
+    late, listed = tmp_path / "late", checkpoint._checkpoints
+    train(dataset.path, late, **QUIET | {"steps": 4, "lr": 1e-2, "save_every": 1})
 
     def seen(run):
-        is_late = run == other and os.environ.get("RANK", "0") != "0"
-        return [run / "step-00000001"] if is_late else listed(run)
+        return [run / "step-00000001"] if run == late and os.environ.get("RANK", "0") != "0" else listed(run)
 
     monkeypatch.setattr(checkpoint, "_checkpoints", seen)
-    return other
-
-
-@pytest.mark.slow
-def test_ranks_evaluate_the_checkpoint_that_rank_0_sees(dataset, late):
-    """Also samples that do not fill batches."""
     given = ["--checkpoint", late, "--data", dataset.path, "--split", "train", "--length", 16, "--max-samples", 129]
     stated = json.loads(on_ranks(2, "bertrain.commands.evaluate", [*given, "--json"])[0].splitlines()[-1])
-    alone = json_of(evaluate.main, *given)
+    alone = json_of(main, "evaluate", *given)
     assert stated["samples"] == alone["samples"] == 129
     assert stated["targets"] == alone["targets"]
     assert stated["loss"] == pytest.approx(alone["loss"], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_teacher_that_is_another_one_on_a_rank_ends_the_run(dataset, tmp_path, late):
-    given = flags(dataset.path, tmp_path / "run", steps=3, model=TINY, eval_every=0, teacher=str(late))
-    _, err = on_ranks(2, "bertrain.pretrain", given, code=2)
+    taught = flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "teacher": str(late)})
+    _, err = on_ranks(2, "bertrain.pretrain", taught, code=2)
     assert err.count("Error: ") == err.count("Error: teacher is ") == err.count("on rank 1") == 1
