@@ -260,13 +260,12 @@ TOUCHED = {  # file → what its tests patch or read of the product; support/lim
     "test_promises": "checkpoint.time",
     "test_ray": "UnitWriter.commit",
     "test_reliability": "Log._flush _flush bertdata.write.staging.remove_staging",
-    "test_run": "Trainer.step _devices evaluation.micro_batches speed.peak_flops speed.time "
-    "trainer_module.recompute_activations",
+    "test_run": "Trainer.step _devices speed.peak_flops speed.time",
     "test_samples": "Samples._request",
     "test_split": "text_module.opened",
     "test_states": "staging.continue_or_start stores.name",
-    "test_step": "Pretraining.name Report._entry Report.finish Stream.next_batch _entry _numbers "
-    "ranks.Reading.take report_module.Reading trainer_module.DistributedDataParallel",
+    "test_step": "Pretraining.name Report.finish Stream.next_batch _numbers ranks.Reading.take "
+    "report_module.Reading trainer_module.DistributedDataParallel",
     "test_teach": "teacher.MOST_UNITS",
     "test_texts": "Source.content added.find_added",
     "test_tokens": "_sample",

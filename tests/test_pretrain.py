@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import invoke, json_of, refused, refuses, succeeds
-from support.data import SPECIALS, build, built
+from support.data import SPECIALS, built
 from support.disk import contents, flip, recorded, write
 from support.runs import (
     QUIET,
@@ -33,11 +33,8 @@ from bertdata.tokenize.load import load
 from bertrain import checkpoint, state
 from bertrain.__main__ import main
 from bertrain.cli import read_options
-from bertrain.commands.doctor import main as doctor_main
-from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.commands.trace import stream_of
 from bertrain.config import Config
-from bertrain.pretrain import main as pretrain_main
 
 
 @pytest.fixture
@@ -80,23 +77,19 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
             logits = model(input_ids=torch.from_numpy(batch.input_ids), attention_mask=mask).logits
         total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
         count += int((labels != -100).sum())
-    stated = json_of(evaluate_main, "--checkpoint", finished, "--data", dataset.path)
+    stated = json_of(main, "evaluate", "--checkpoint", finished, "--data", dataset.path)
     assert stated["checkpoint"] == str(directory)
     assert stated["length"] == 32
     assert stated["reference"]["uniform"] == pytest.approx(np.log(dataset.special_tokens.vocab_size))
     assert stated["targets"] == count
     assert stated["loss"] == pytest.approx(total / count, rel=1e-4)
+    tokens, text_bytes = dataset.num_tokens - dataset.num_documents, dataset.manifest.counts["text_bytes"]
+    assert stated["bits_per_byte"] == pytest.approx(stated["loss"] / np.log(2) * tokens / text_bytes)
     assert entries(finished)[-1]["validation_loss"] == pytest.approx(total / count, rel=1e-4)
 
 
-def test_a_run_that_is_over_is_done_and_does_not_become_shorter(dataset, copied, capsys):
-    train(dataset.path, copied, steps=6, data_seed=0)  # as --seed
-    assert capsys.readouterr().out.startswith("the run is complete, with step 6; ")
-    assert names(copied)[-1] == "step-00000006"
-    refused_run(dataset.path, copied, steps=5, kind="other-settings", option="steps")
-
-
-def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finished, dataset, copied):
+def test_the_newest_complete_checkpoint_counts_and_no_run_begins_anew_beside_damaged_ones(finished, dataset, copied):
+    """Damaged ones are named and kept. What a kill left is removed, as its step may never be saved again."""
     weights = copied / "step-00000006" / "model.safetensors"
     flip(weights, -1)
     content = weights.read_bytes()
@@ -110,24 +103,25 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
     assert (newest, not disk.pending) == (copied / "step-00000002", True)
     damaged = ["model.safetensors", "optimizer.pt", "checkpoint.json", "trainer.json"]
     assert [name in line for name, line in zip(damaged, warnings, strict=True)] == [True] * 4
-    assert losses(train(dataset.path, copied, steps=6)) == losses(entries(finished))
-    assert checkpoint.newest(copied)[1] == []
+    (copied / "step-00000001" / "checkpoint.json").unlink()  # it was being removed
+    for name in (".step-00000004.tmp", ".step-100000009.tmp"):
+        write(copied / name / "model.safetensors", "unfinished")
+    (copied / ".last.tmp").symlink_to("nowhere")
+    assert losses(train(dataset.path, copied, steps=6, keep=2)) == losses(entries(finished))
     assert (copied / "damaged-00000006" / "model.safetensors").read_bytes() == content
     assert names(copied, "damaged-*") == [*(f"damaged-0000000{step}" for step in (3, 4, 5, 6)), "damaged-by-me"]
-
-
-def test_a_run_never_begins_anew_beside_checkpoints(dataset, tmp_path):
-    out = tmp_path / "run"
-    train(dataset.path, out, steps=2, **QUIET | {"save_every": 1})
-    log = (out / "log.jsonl").read_bytes()
-    for step, name in ((1, "config.json"), (2, "model.safetensors")):
-        index = out / f"step-0000000{step}" / "checkpoint.json"
+    assert (names(copied), names(copied, ".*.tmp")) == (["step-00000005", "step-00000006"], [])
+    assert (copied / "last").readlink() == Path("step-00000006")
+    (copied / "step-00000006").rename(copied / "step-100000006")  # any number of digits
+    assert checkpoint.choose(copied) == (copied / "step-100000006", [])
+    for step, name in (("00000005", "config.json"), ("100000006", "model.safetensors")):
+        index = copied / f"step-{step}" / "checkpoint.json"
         files = json.loads(index.read_bytes())["files"]
         del files[name]
         index.write_text(json.dumps({"files": files}))
-    refused(pretrain_main, *flags(dataset.path, out, steps=2, **QUIET), kind="damaged", option="out")
-    assert names(out) == ["step-00000001", "step-00000002"]
-    assert (out / "log.jsonl").read_bytes() == log
+    before = contents(copied)
+    refused(main, "pretrain", *flags(dataset.path, copied, steps=6), kind="damaged", option="out")
+    assert contents(copied) == before
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
@@ -136,24 +130,10 @@ def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(datase
     """A run takes such a checkpoint for no damaged one, and goes on from it once it can be read."""
     before = contents(copied)
     cannot_read(monkeypatch, copied / "step-00000006" / name, number)
-    refused(pretrain_main, *flags(dataset.path, copied, steps=6), kind="unreadable")
+    refused(main, "pretrain", *flags(dataset.path, copied, steps=6), kind="unreadable")
     monkeypatch.undo()
     assert contents(copied) == before
     assert checkpoint.choose(copied) == (copied / "step-00000006", [])
-
-
-def test_old_and_unfinished_checkpoints_that_a_kill_left_are_removed(dataset, copied):
-    """The step may never be saved again, as that at which a scheduler sent SIGTERM, and soon SIGKILL."""
-    (copied / "step-00000002" / checkpoint.INDEX).unlink()  # it was being removed
-    for name in (".step-00000004.tmp", ".step-100000009.tmp"):
-        write(copied / name / "model.safetensors", "unfinished")
-    (copied / ".last.tmp").symlink_to("nowhere")
-    train(dataset.path, copied, steps=6, keep=2)
-    assert names(copied) == ["step-00000005", "step-00000006"]
-    assert names(copied, ".*.tmp") == []
-    assert (copied / "last").readlink() == Path("step-00000006")
-    (copied / "step-00000006").rename(copied / "step-100000006")  # any number of digits
-    assert checkpoint.choose(copied) == (copied / "step-100000006", [])
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monkeypatch, capsys):
@@ -168,36 +148,21 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monke
     assert names(tmp_path / "run") == ["step-00000001", "step-00000002"]
 
 
-def test_a_log_with_bytes_that_a_crash_left_is_read_up_to_them(dataset, copied):
-    before = entries(copied)
-    with open(copied / "log.jsonl", "ab") as log:
-        log.write(b"17\n\xff\xfe\x00")
-    assert stream_of(copied, 1)["position"] == 0
-    again = train(dataset.path, copied, steps=7)
-    assert [entry for entry in again if entry["step"] < 7] == before
-
-
 def test_a_run_can_be_repeated_from_its_configuration(finished, tmp_path):
     """Flags beside it replace what says the same, as --epochs does --steps, and turn things off too."""
     out, record = tmp_path / "again", json.loads((finished / "run.json").read_bytes())
     record["config"]["isolate_documents"] = True
     (tmp_path / "run.json").write_text(json.dumps(record))
     given = ["--config", tmp_path / "run.json", "--out", out, "--epochs", "0.01", "--no-isolate-documents"]
-    succeeds(pretrain_main, *given)
+    succeeds(main, "pretrain", *given)
     assert entries(out)[0]["loss"] == entries(finished)[0]["loss"]
     assert entries(out)[-1]["step"] == 1
 
 
-@pytest.fixture
-def shards_of(tmp_path, vocab):
-    """shards_of(text): the directory of a dataset of one document."""
-    return lambda text: built(tmp_path, text, tokenizer=vocab, validation=0).path
-
-
 @pytest.mark.parametrize("masking", ["exact", "whole_word", "span"])
-def test_a_run_whose_rows_lack_targets_stops_before_its_first_step(shards_of, tmp_path, masking):
+def test_a_run_whose_rows_lack_targets_stops_before_its_first_step(tmp_path, vocab, masking):
     """Nine of ten tokens are [UNK], so a row has two candidates of the five that it should have."""
-    shards = shards_of("水 " * 270 + "the " * 30)
+    shards = built(tmp_path, "水 " * 270 + "the " * 30, tokenizer=vocab, validation=0).path
     refused_run(shards, tmp_path / "run", masking=masking, kind="too-short-to-mask", option="masking", given=masking)
 
 
@@ -207,13 +172,18 @@ def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_t
     shards = built(tmp_path, "the stone\n\nthe river\n\n" * 20, tokenizer=str(vocabulary), validation=0).path
     given = {"init": last_checkpoint(finished), "model": ""}
     refused_run(shards, tmp_path / "run", **given, kind="tokenizer-differs")
-    done = invoke(doctor_main, *flags(shards, tmp_path / "run", **given))
+    refused(main, "evaluate", "--checkpoint", finished, "--data", shards, kind="tokenizer-differs")
+    done = invoke(main, "doctor", *flags(shards, tmp_path / "run", **given))
     assert (done.exit_code, "a different tokenizer" in done.stdout) == (1, True)
     refused_run(shards, tmp_path / "run", kind="too-short-to-mask", option="mlm_probability")
 
 
-def test_what_a_resumed_run_must_have_again_is_listed(dataset, copied, shards_of):
+def test_what_a_resumed_run_must_have_again_is_listed(dataset, other, copied, capsys):
+    train(dataset.path, copied, steps=6, data_seed=0)  # as --seed
+    assert capsys.readouterr().out.startswith("the run is complete, with step 6; ")
+    assert names(copied)[-1] == "step-00000006"
     for options, kind, option, says in (
+        ({"steps": 5}, "other-settings", "steps", ""),
         ({"seed": 1}, "other-settings", "seed", "seed 0 → 1"),
         ({"seed": 1, "data_seed": 0, "beta2": 0.9}, "other-settings", "beta2", "--beta2 0.98 → 0.9, --seed 0 → 1;"),
         ({"length": 16, "lr": 1.0}, "other-settings", "length", "length 32 → 16, lr 0.003 → 1.0"),
@@ -224,24 +194,18 @@ def test_what_a_resumed_run_must_have_again_is_listed(dataset, copied, shards_of
     ):
         given = {name: value for name, value in ({"steps": 9} | options).items() if value is not None}
         refused_run(dataset.path, copied, **given, kind=kind, option=option, says=says)
-    refused_run(shards_of("the stone under the river"), copied, steps=9, kind="other-settings", option="data")
-
-
-def as_version_1(path):
-    """Make the state of a checkpoint that of version 1: its options are those of run.json."""
-    saved = json.loads((path / "trainer.json").read_bytes())
-    del saved["options"]
-    made_with = saved["made_with"] | {"optimizer": "adamw", "lr-scale": "", "seed": "0"}
-    saved |= {"version": 1, "phases": [], "since_entry": {}, "made_with": made_with}
-    (path / "trainer.json").write_text(json.dumps(saved))
-    seal(path)
+    refused_run(other.path, copied, steps=9, kind="other-settings", option="data")
 
 
 def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset, copied):
     """In run.json beside a checkpoint of version 1, whose weights can still be read. A run with --branch resumes."""
-    file = copied / "run.json"
-    config = json.loads(file.read_bytes())["config"]
-    as_version_1(copied / "step-00000006")
+    file, last = copied / "run.json", copied / "step-00000006"
+    config, saved = json.loads(file.read_bytes())["config"], json.loads((last / "trainer.json").read_bytes())
+    del saved["options"]
+    made_with = saved["made_with"] | {"optimizer": "adamw", "lr-scale": "", "seed": "0"}
+    saved |= {"version": 1, "phases": [], "since_entry": {}, "made_with": made_with}
+    (last / "trainer.json").write_text(json.dumps(saved))
+    seal(last)
     file.write_text(json.dumps({"config": config | {"average": 0.0}}))
     assert "average" not in read_options(file)
     file.write_text(json.dumps({"config": config | {"average": 0.5}}))
@@ -250,14 +214,14 @@ def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset,
     for options, option in (({"average": 0.5}, "average"), ({"budget": "9s"}, "budget"), ({"beta1": 0.5}, "beta1")):
         file.write_text(json.dumps({"config": config | options}))
         refused_run(dataset.path, copied, steps=9, kind="other-settings", option=option)
-    assert state.read(copied / "step-00000006").step == 6
+    assert state.read(last).step == 6
     file.write_text(json.dumps({"config": config | {"branch": "base"}}))
     train(dataset.path, copied, steps=9)
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):
     with checkpoint.lock(tmp_path / "run"):
-        refused(pretrain_main, *flags(dataset.path, tmp_path / "run"), kind="busy")
+        refused(main, "pretrain", *flags(dataset.path, tmp_path / "run"), kind="busy")
         assert (tmp_path / "run" / ".lock").exists()
     refused_run(dataset.path, corpus, kind="out-exists", option="out")
     for name in ("notes.txt", "slurm-1.out", ".hidden", "mine.toml"):
@@ -270,7 +234,7 @@ def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp
 def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["--data", dataset.path, "--model", TINY, "--length", 32, "--global-batch-size", 6]
-    first, *_ = succeeds(pretrain_main, *given, "--steps", 1).stdout.splitlines()
+    first, *_ = succeeds(main, "pretrain", *given, "--steps", 1).stdout.splitlines()
     resuming = shlex.split(first.partition("; ")[2].removesuffix(" resumes this run"))
     assert "the run is complete" in succeeds(main, *resuming[1:]).stdout
     config = Config.make(data=str(dataset.path), model=TINY)
@@ -283,10 +247,10 @@ def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dat
     assert checkpoint.directory_of(config) not in made
 
 
-def test_a_checkpoint_that_is_none_is_one_sentence(finished, tmp_path):
+def test_a_checkpoint_that_is_none_is_one_sentence(finished, dataset, tmp_path):
     for path in (tmp_path / "nothere", tmp_path):
-        with refuses("not-a-run", "checkpoint"):
-            checkpoint.find(path)
+        known = {"kind": "not-a-run", "option": "checkpoint"}
+        refused(main, "evaluate", "--checkpoint", path, "--data", dataset.path, **known)
     directory = shutil.copytree(finished / "step-00000006", tmp_path / "step-00000001")
     (directory / "model.safetensors").write_bytes(b"\0" * 100)
     for path in (directory, tmp_path):
@@ -294,13 +258,6 @@ def test_a_checkpoint_that_is_none_is_one_sentence(finished, tmp_path):
             checkpoint.find(path)
     (directory / "checkpoint.json").unlink()
     assert checkpoint.find(directory) == directory
-
-
-def test_what_cannot_be_evaluated_is_one_sentence(finished, dataset, corpus, tmp_path):
-    build([corpus], tmp_path / "shards", vocab_size=120, validation=0.2)
-    given = ["--checkpoint", finished, "--data"]
-    refused(evaluate_main, *given, tmp_path / "shards", kind="tokenizer-differs")
-    refused(evaluate_main, *given, dataset.path, "--checkpoint", tmp_path, kind="not-a-run", option="checkpoint")
 
 
 def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):
@@ -319,11 +276,16 @@ def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):
 def test_a_step_of_a_resumed_run_can_be_traced(dataset, tmp_path):
     run, phases = tmp_path / "run", changing(0.4, 0.7, length=[32, 48, 32], global_batch_size=[4, 6, 5])
     options = QUIET | {"steps": 10, "phase": phases, "seed": 3, "save_every": 1}
-    train(dataset.path, run, **options)
+    before = train(dataset.path, run, **options)
     streams = [stream_of(run, step) for step in range(1, 11)]
     for step in (1, 5, 8):  # the stream of the next one is that of the loader, whose state is saved
         assert state.read(run / f"step-{step:08d}").loader.items() <= streams[step].items()
     remove_after(run, 4)
-    train(dataset.path, run, **options)
+    with open(run / "log.jsonl", "ab") as log:
+        log.write(b"17\n\xff\xfe\x00")  # what a crash left
     assert [stream_of(run, step) for step in range(1, 11)] == streams
+    assert losses(train(dataset.path, run, **options)) == losses(before)
+    assert [stream_of(run, step) for step in range(1, 11)] == streams
+    tokens = [entry["tokens"] for entry in before if "lr" in entry]
+    assert np.diff([0, *tokens]).tolist() == [4 * 32] * 4 + [6 * 48] * 3 + [5 * 32] * 3
     assert [stream["position"] for stream in streams] == [0, 4, 8, 12, 0, 6, 12, 16, 21, 26]

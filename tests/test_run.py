@@ -1,5 +1,6 @@
-"""What a run can do besides the usual: objectives, weights to begin with, time, longer rows, signals, checks."""
+"""What a run can do besides the usual: objectives, time, precisions, signals, checks."""
 
+import errno
 import functools
 import json
 import math
@@ -9,15 +10,14 @@ import signal
 import threading
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from support import runs
-from support.commands import invoke, json_of, refuses, waited
+from support.commands import invoke, refuses, waited
 from support.disk import flip, step_of_index, syncing
+from support.families import model_of
 from support.runs import (
     QUIET,
-    SMALL,
     TINY,
     at_step,
     changing,
@@ -25,50 +25,26 @@ from support.runs import (
     flags,
     last_checkpoint,
     losses,
-    remove_after,
     steps_of,
     train,
     train_twice,
 )
-from transformers import (
-    AutoModelForMaskedLM,
-    BertForPreTraining,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-)
+from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 import bertdata
 from bertdata.torch import tensors
-from bertrain import checkpoint, speed, state
+from bertrain import checkpoint, ranks, speed
 from bertrain import evaluate as evaluation
-from bertrain import trainer as trainer_module
-from bertrain.commands import doctor, evaluate
+from bertrain.__main__ import main
+from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import Stream, micro_batches
 from bertrain.models.load import new_model
 from bertrain.objectives import num_targets
 from bertrain.plan import Plan
-from bertrain.ranks import world
-from bertrain.speed import Clock, flops_of_row, peak_flops
-from bertrain.trainer import Trainer, recompute_activations
-
-
-def loader_state(run):
-    return state.read(last_checkpoint(run)).loader
-
+from bertrain.trainer import Trainer
 
 # -------------------------------------------------------------------------------------------------------- objectives
-
-
-def test_next_sentences_are_predicted_and_logged_apart(dataset, tmp_path):
-    run, options = tmp_path / "run", {"model": TINY, "objective": "mlm+nsp", "steps": 3, "lr": 1e-3}
-    log = steps_of(train(dataset.path, run, **options))
-    assert all(0.3 < entry["nsp_loss"] < 1.5 and 0 <= entry["nsp_accuracy"] <= 1 for entry in log)
-    saved = last_checkpoint(run)
-    assert BertForPreTraining.from_pretrained(saved).config.architectures == ["BertForPreTraining"]
-    AutoModelForMaskedLM.from_pretrained(saved)
-    remove_after(run, 1)  # stopped and resumed to the same bits
-    assert [e["nsp_loss"] for e in steps_of(train(dataset.path, run, **options))] == [e["nsp_loss"] for e in log]
 
 
 def test_losses_of_pairs_are_those_of_transformers(dataset):
@@ -83,25 +59,7 @@ def test_losses_of_pairs_are_those_of_transformers(dataset):
     assert sums["nsp"].num_correct == right.sum()
 
 
-def test_isolated_documents_train_evaluate_and_load(dataset, tmp_path):
-    run = tmp_path / "run"
-    log = train(dataset.path, run, isolate_documents=True, steps=2)
-    assert all(math.isfinite(entry["loss"]) for entry in steps_of(log))
-    assert loader_state(run)["samples"] == "packed"
-    stated = json_of(evaluate.main, "--checkpoint", run, "--data", dataset.path)
-    assert stated["loss"] == pytest.approx([e for e in log if "validation_loss" in e][-1]["validation_loss"], rel=1e-6)
-    tokens = dataset.num_tokens - dataset.num_documents
-    bits_per_byte = stated["loss"] / math.log(2) * tokens / dataset.manifest.counts["text_bytes"]
-    assert stated["bits_per_byte"] == pytest.approx(bits_per_byte)
-    plain = AutoModelForMaskedLM.from_pretrained(last_checkpoint(run))
-    assert plain(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all()
-    assert "isolated" not in (last_checkpoint(run) / "config.json").read_text()
-
-
-# ------------------------------------------------------------------------------------------------ weights to begin with
-
-
-# ----------------------------------------------------------------------------------------------------- time and length
+# --------------------------------------------------------------------------------------------------- time and plans
 
 
 @pytest.fixture
@@ -154,47 +112,15 @@ def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, caps
     assert [entry["trained_s"] for entry in more[6:]] == [6, 7]
 
 
-def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
-    out = tmp_path / "run"
-    rows = [2, 4, 4, 6, 6]
-    shares, length = [0.4, 0.4, 0.1, 0.1, 0.1], [32, 32, 32, 32, 80]
-    planned = changing(0.33, 0.5, 0.67, 0.8, global_batch_size=rows, mlm_probability=shares, length=length)
-    options = {"steps": 6, "phase": planned, "model": TINY, "micro_batch_size": 3, "eval_every": 0}
-    complete = train_twice(dataset.path, out, 5, 4, 2, 1, **options)  # before, at and after the changes
-    tokens = [entry["tokens"] for entry in steps_of(complete)]
-    assert np.diff([0, *tokens]).tolist() == [2 * 32] * 2 + [4 * 32] * 2 + [6 * 32] + [6 * 80]
-    assert loader_state(out)["length"] == 80
-    saved = state.read(out / "step-00000005")
-    assert (saved.loader["masking"]["probability"], saved.loader["position"]) == (0.1, 18)
-    assert [*saved.streams.values()] == [18]
-    planned = Plan.make(Config.make(data="x", **SMALL | options), OF_100, world_size=1)
-    assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
-    assert planned.first_micro_batches() == (2, 1)
-
-
-@pytest.mark.parametrize(("length", "rows"), [(128, 256), (512, 64), (1024, 32), (8192, 4), (65_536, 1)])
-def test_a_pass_on_a_gpu_has_a_limit_of_tokens(length, rows):
-    """Unless its rows are given; a pass on a CPU has one of rows."""
-    config = Config.make(data="x", length=length, global_batch_size=300)
-    assert Plan.make(config, OF_100, world_size=1, on_gpu=True).micro_batch_size == rows
-    assert Plan.make(config, OF_100, world_size=1).micro_batch_size == 64
-    given = Config.make(data="x", length=length, micro_batch_size=100)
-    assert Plan.make(given, OF_100, world_size=1, on_gpu=True).micro_batch_size == 100
-
-
 OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 samples, whatever their length
 
 
-def test_a_step_may_have_all_samples_and_one_row_for_each_rank():
-    for rows, num_ranks, number in ((100, 1, 0), (101, 1, 1), (4, 4, 0), (3, 4, 1)):
-        planned = Plan.make(Config.make(data="x", steps=2, global_batch_size=rows), OF_100, world_size=num_ranks)
-        assert len(planned.warnings) == number, rows
-
-
-# ------------------------------------------------------------------------------------------------- precision and speed
-
-
-def test_a_plan_counts_the_rows_of_a_run():
+def test_a_plan_counts_rows_and_passes_and_warns_of_too_many_or_too_few_rows():
+    """A pass has a limit of tokens on a GPU, and one of rows on a CPU, unless its rows are given."""
+    for length, rows in ((128, 256), (512, 64), (1024, 32), (8192, 4), (65_536, 1)):
+        for given, on_gpu, expected in ((None, True, rows), (None, False, 64), (100, True, 100)):
+            config = Config.make(data="x", length=length, global_batch_size=300, micro_batch_size=given)
+            assert Plan.make(config, OF_100, world_size=1, on_gpu=on_gpu).micro_batch_size == expected
     given = changing(0.25, 0.5, global_batch_size=[8, 16, "32..8"])
     planned = Plan.make(Config.make(data="x", steps=100, phase=given), OF_100, world_size=2)
     rows = [planned.phase_at(step).rows_at(step) for step in range(100)]
@@ -203,6 +129,16 @@ def test_a_plan_counts_the_rows_of_a_run():
     assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
     epoch = Plan.make(Config.make(data="x", phase=given), OF_100, world_size=2)
     assert epoch.samples() == pytest.approx(100, abs=40)
+    longer = changing(0.5, length=[32, 80], global_batch_size=[2, 6])
+    planned = Plan.make(Config.make(data="x", steps=4, micro_batch_size=3, phase=longer), OF_100, world_size=1)
+    assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
+    assert planned.first_micro_batches() == (2, 1)
+    for rows, num_ranks, number in ((100, 1, 0), (101, 1, 1), (4, 4, 0), (3, 4, 1)):
+        planned = Plan.make(Config.make(data="x", steps=2, global_batch_size=rows), OF_100, world_size=num_ranks)
+        assert len(planned.warnings) == number, rows
+
+
+# ------------------------------------------------------------------------------------------------- precision and speed
 
 
 def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
@@ -216,21 +152,6 @@ def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
     assert all(math.isfinite(entry["loss"]) for entry in log[1:])
 
 
-def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, monkeypatch):
-    asked, real = [], recompute_activations
-    monkeypatch.setattr(trainer_module, "recompute_activations", lambda model: asked.append(model) or real(model))
-    plain, bf16, fp16, recomputed = (
-        [entry["loss"] for entry in steps_of(train(dataset.path, tmp_path / f"{more}", steps=3, **QUIET | more))]
-        for more in ({}, {"precision": "bf16"}, {"precision": "fp16"}, {"gradient_checkpointing": True})
-    )
-    assert recomputed == plain
-    assert len(asked) == 1
-    for other in (bf16, fp16):
-        assert other == pytest.approx(plain, rel=2e-2)
-        assert other != plain
-    assert bf16 != fp16
-
-
 @pytest.mark.parametrize("local", [8, 400])
 def test_operations_are_counted_within_windows(local):
     """By hand: layers, local and global, and the head of the masked positions."""
@@ -242,18 +163,18 @@ def test_operations_are_counted_within_windows(local):
     per_token = 4 * (4 * width**2 + 3 * width * inner) + 2 * width * sum(seen)
     with torch.device("meta"):
         model = ModernBertForMaskedLM(modern)
-    assert flops_of_row(model, 128, 20) == 6 * (128 * per_token + 20 * width * (width + 100))
+    assert speed.flops_of_row(model, 128, 20) == 6 * (128 * per_token + 20 * width * (width + 100))
 
 
 def test_operations_of_a_model_that_needs_numbers_are_estimated(configs, dataset):
-    weights = new_model(configs["longformer"], dataset.special_tokens, length=32, seed=0)[0]
-    assert flops_of_row(weights, 32, 5) == 6 * 32 * sum(parameter.numel() for parameter in weights.parameters())
+    weights = model_of(configs["longformer"], dataset)
+    assert speed.flops_of_row(weights, 32, 5) == 6 * 32 * sum(parameter.numel() for parameter in weights.parameters())
 
 
 def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch, seconds):
-    weights = new_model(TINY, dataset.special_tokens, length=32, seed=0)[0]
+    weights = model_of(TINY, dataset)
     monkeypatch.setattr(speed, "peak_flops", lambda device, precision: 1e7)
-    clock = Clock({"trained": 10.0}, runs.CPU, "bf16")
+    clock = speed.Clock({"trained": 10.0}, runs.CPU, "bf16")
     seconds.s += 5
     clock.start(weights, 32, 5)
     for kind, wait in (("evaluated", 0.5), ("waited", 1.5)):
@@ -261,7 +182,7 @@ def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch, secon
         clock.end_step(rows=3, waited=wait)
         seconds.s += 100
         clock.lap(kind)
-    flops, rates = 2 * 3 * flops_of_row(weights, 32, 5) / 8, clock.rates(4)
+    flops, rates = 2 * 3 * speed.flops_of_row(weights, 32, 5) / 8, clock.rates(4)
     assert rates.pop("memory_bytes") > 10**8
     expected = {"tokens_per_s": 96.0, "data_wait": 0.25, "flops_per_s": round(flops), "mfu": round(flops / 1e7, 4)}
     assert rates == expected
@@ -269,66 +190,31 @@ def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch, secon
 
 
 def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
-    gpu, names = (
-        torch.device("cuda"),
-        {
-            "NVIDIA H100 80GB HBM3": 989e12,
-            "NVIDIA H100 PCIe": 756e12,
-            "NVIDIA A100-SXM4-80GB": 312e12,
-            "NVIDIA GeForce RTX 4090": 165e12,
-            "NVIDIA L40": 181e12,
-            "NVIDIA A10G": None,
-        },
-    )
+    gpu, peaks = torch.device("cuda"), {"80GB HBM3": 989e12, "PCIe": 756e12}
+    names = {f"NVIDIA H100 {rest}": peak for rest, peak in peaks.items()}
+    names |= {"NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA L40": 181e12, "NVIDIA A10G": None}
     for name, peak in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert peak_flops(gpu, "fp16") == peak
+        assert speed.peak_flops(gpu, "fp16") == peak
         for has_bf16 in (True, False):
             monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16, **_: has)
-            assert peak_flops(gpu, "bf16") == (peak if has_bf16 else None)
-    assert peak_flops(runs.CPU, "bf16") is peak_flops(gpu, "fp32") is None
+            assert speed.peak_flops(gpu, "bf16") == (peak if has_bf16 else None)
+    assert speed.peak_flops(runs.CPU, "bf16") is speed.peak_flops(gpu, "fp32") is None
 
 
-# ------------------------------------------------------------------------------------------------------------- signals
-
-
-ENDLESS = QUIET | {"steps": 100_000, "save_every": 10**6}
-
-
-def wait_for_steps(run, alive):
-    log = run / "log.jsonl"
-    waited(lambda: not alive() or log.exists() and log.stat().st_size, 400)
-    assert alive()
-
-
-def has_saved_its_last_step(run):
-    return last_checkpoint(run).name == f"step-{entries(run)[-1]['step']:08d}"
+# ------------------------------------------------------------------------------------- checkpoints beside training
 
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(dataset, tmp_path):
-    ranks = runs.start_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
-    wait_for_steps(tmp_path / "run", ranks[0].is_alive)
-    os.kill(ranks[-1].pid, signal.SIGTERM)
-    code, out, err = runs.end_of(ranks, tmp_path)
-    assert code == 0, err
-    assert "done: " not in out
-    assert has_saved_its_last_step(tmp_path / "run")
+    def stop(processes):
+        waited(lambda: not processes[0].is_alive() or (out / "log.jsonl").exists() and entries(out), 400)
+        os.kill(processes[-1].pid, signal.SIGTERM)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
-    """As the README has it: torchrun hands on what --signals-to-handle names, which by default is not SIGUSR1."""
-    more = [] if name == "SIGTERM" else ["--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"]
-    job = runs.launch(1, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), before=more)
-    wait_for_steps(tmp_path / "run", lambda: job.poll() is None)
-    job.send_signal(getattr(signal, name))
-    job.communicate(timeout=90)
-    assert has_saved_its_last_step(tmp_path / "run")
-
-
-# ------------------------------------------------------------------------------------- checkpoints beside training
+    out, endless = tmp_path / "run", QUIET | {"steps": 100_000, "save_every": 10**6}
+    printed, _ = runs.on_ranks(2, "bertrain.pretrain", flags(dataset.path, out, **endless), meanwhile=stop)
+    assert "done: " not in printed
+    assert last_checkpoint(out).name == f"step-{entries(out)[-1]['step']:08d}"
 
 
 def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(dataset, tmp_path, monkeypatch):
@@ -354,54 +240,32 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [2, 3])
-def test_a_write_that_fails_on_rank_0_ends_both_ranks_only_if_it_is_the_last(dataset, tmp_path, step):
-    arguments = [str(step), *flags(dataset.path, tmp_path / "run", model=TINY, steps=3, eval_every=0)]
-    out, err = runs.on_ranks(2, "support.faulty", arguments, code=int(step == 3))
-    kept = [f"step-{number:08d}" for number in (1, 2, 3) if number != step]
-    assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == kept
-    assert (err if step == 3 else out).count("No space left on device") == 1
+def test_a_write_that_fails_at_the_last_step_ends_the_run(dataset, tmp_path):
+    """Ranks end together, as those of `test_finite.test_ten_skipped_steps_in_a_row_end_a_run_on_all_ranks`."""
 
+    def full(path):
+        if step_of_index(path) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-# ------------------------------------------------------------------------------------------------------------- seeing
-
-
-def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    options = {"steps": 3, "log_to": ["tensorboard"], "model": TINY}
-    log = train(dataset.path, tmp_path / "run", **options)
-    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    board.Reload()
-    assert [event.value for event in board.Scalars("loss")] == pytest.approx([e["loss"] for e in steps_of(log)])
-    assert "validation/loss" in board.Tags()["scalars"]
-    remove_after(tmp_path / "run", 2)
-    train(dataset.path, tmp_path / "run", **options)  # goes on after step 2, which stays
-    board.Reload()
-    assert [event.step for event in board.Scalars("loss")] == [1, 2, 3]
+    with syncing(full):
+        done = invoke(main, "pretrain", *flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "save_every": 1}))
+    assert (done.exit_code, done.stderr.count(os.strerror(errno.ENOSPC))) == (1, 1)
+    assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == ["step-00000001", "step-00000002"]
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tmp_path, monkeypatch, limit, isolate):
-    train(dataset.path, tmp_path / "run", steps=1, isolate_documents=isolate, **QUIET)
-    arguments = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--split", "train", "--max-samples", 24]
-    results, rows, real = [], [], micro_batches
-
-    def counted(*given, **more):
-        for piece in real(*given, **more):
-            rows.append(len(piece["input_ids"]))
-            yield piece
-
-    monkeypatch.setattr(evaluation, "micro_batches", counted)
+def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, limit, isolate):
+    encoder, rows, results = runs.learner(model_of(TINY, dataset), isolate=isolate), [], []
+    note = lambda module, _, given: rows.append(len(given["input_ids"]))  # noqa: E731
+    encoder.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
     for tokens, most in ((evaluation.PLACES, evaluation.ROWS), (5 * 32, 5), (1, 1)):
         limit(evaluated_places=tokens)
         rows.clear()
-        results.append(json_of(evaluate.main, *arguments))
+        some = {"split": "train", "length": 32, "max_samples": 24}
+        found = evaluation.evaluate(encoder, dataset, runs.ALONE, **some)
+        results.append([found[name] for name in ("loss", "accuracy", "targets", "samples")])
         assert max(rows) == min(24, most)
-    for other in results[1:]:
-        assert other["loss"] == pytest.approx(results[0]["loss"], rel=1e-6)
-        assert (other["targets"], other["samples"]) == (results[0]["targets"], results[0]["samples"])
+        assert results[-1] == pytest.approx(results[0], rel=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- doctor
@@ -410,18 +274,10 @@ def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tm
 def examine(data, out, **options):
     """The exit code of the doctor, and its lines by the name of the check."""
     options = {"data": data, "out": out, "length": 32} | options
-    result = invoke(doctor.main, *(word for name in options for word in (f"--{name.replace('_', '-')}", options[name])))
+    words = (word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value))
+    result = invoke(main, "doctor", *words)
     lines = (line for line in result.output.splitlines() if line[4:6] == "  ")  # not those about defaults
     return result.exit_code, {line.split()[1]: line for line in lines}
-
-
-def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
-    code, lines = examine(dataset.path, tmp_path / "run", global_batch_size=6, nproc=2)
-    assert code == 0
-    checks = ["phase", "shards", "samples", "batch", "model", "devices", "run", "memory", "disk", "time"]
-    assert list(lines) == checks
-    assert all(line.startswith(("PASS", "WARN  devices", "WARN  time")) for line in lines.values())
-    assert not (tmp_path / "run").exists()
 
 
 TWO = [{"steps": 10, "global_batch_size": "4..8"}, {"tokens": "4800", "global_batch_size": 10}]
@@ -462,6 +318,9 @@ def test_the_doctor_measures_how_long_a_run_takes(dataset, tmp_path, limit, cost
     code, lines = examine(dataset.path, tmp_path / "run", **few, hours=1)
     spent = "about 0:21:40: training 1,000.0 s, evaluations 260.0 s, checkpoints at most 40.0 s, compiling 0.0 s"
     assert (code, lines["time"]) == (0, f"PASS  time       {spent}")
+    checks = ["phase", "shards", "samples", "batch", "model", "devices", "run", "memory", "disk", "time", "hours"]
+    assert [*lines] == checks
+    assert all(line.startswith(("PASS", "WARN  devices")) for line in lines.values())
     assert lines["hours"].endswith(f"--steps {1000 * 3420 // 1300} fit into 95 % of 1 hours")
     assert not [*tmp_path.iterdir()]
     line = examine(dataset.path, tmp_path / "run", **few, nproc=2)[1]["time"]
@@ -520,24 +379,14 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
         assert value in line
 
 
-def as_on_gpus(monkeypatch, *free, bf16=True):
-    """torch says what it would say on a machine with GPUs, each with so much memory free of 80 GB."""
-    answers = {
-        "is_available": lambda: True,
-        "device_count": lambda: len(free),
-        "is_bf16_supported": lambda **_: bf16,
-        "mem_get_info": lambda number: (free[number], 80 * 10**9),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, answer)
-
-
 def test_the_doctor_wants_a_gpu_for_each_rank(monkeypatch):
-    as_on_gpus(monkeypatch, 1, 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H100")
+    """And so does a run. torch says what it would say on a machine with two GPUs."""
+    answers = {"is_available": True, "device_count": 2, "get_device_name": "H100"}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     assert [doctor._devices(nproc)[0] for nproc in (1, 2, 3)] == ["PASS", "PASS", "FAIL"]
     assert "--nproc 2" in doctor._devices(3)[1]
-    for name, value in (("LOCAL_WORLD_SIZE", "3"), ("LOCAL_RANK", "2")):  # also a run
+    for name, value in (("LOCAL_WORLD_SIZE", "3"), ("LOCAL_RANK", "2")):
         with monkeypatch.context() as environment, refuses("out-of-range", "nproc_per_node", given=3):
             environment.setenv(name, value)
-            world().__enter__()
+            ranks.world().__enter__()

@@ -1,38 +1,38 @@
 """What one step does on any device: where it computes in half precision, by which kernels, and that it never waits."""
 
+import functools
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.commands import refuses
-from support.dry import Squares
-from support.runs import QUIET, TINY, changing, learner, leave_out_kernels, losses, refused_run, train
+from support.families import model_of
+from support.runs import ALONE, QUIET, TINY, changing, learner, losses, refused_run, train
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers import AutoConfig
 
 from bertrain import ranks
 from bertrain import report as report_module
 from bertrain import trainer as trainer_module
 from bertrain.config import Config
 from bertrain.data import Stream
-from bertrain.models.encoder import Encoder, attention_kernels, limit_kernels
+from bertrain.models.encoder import attention_kernels, limit_kernels
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.pretrain import Pretraining
-from bertrain.ranks import World
 from bertrain.report import Report
-from bertrain.trainer import Trainer, _over_ranks, build_model, resolve_precision
+from bertrain.trainer import Trainer, _over_ranks, resolve_precision
 
 SEEN = {}
 
 
 def in_half():
-    return torch.is_autocast_enabled("cpu")
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 class Watching(Objective):
-    """Keeps whether autocast was on in each part of a step."""
+    """Keeps to which dtype autocast converted in each part of a step."""
 
     def count(self, batch):
         return len(batch.sample_ids)
@@ -47,13 +47,14 @@ class Watching(Objective):
         return LossSum(outputs.logits.float().square().mean(), torch.tensor(0))
 
 
-def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path):
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path, precision, dtype):
     """Neither the backward pass, as torch advises, nor what a teacher computes without gradients."""
     OBJECTIVES["watching"] = Watching
     SEEN.clear()
-    options = QUIET | {"objective": "mlm+watching", "precision": "bf16", "steps": 1, "micro_batch_size": 2}
+    options = QUIET | {"objective": "mlm+watching", "precision": precision, "steps": 1, "micro_batch_size": 2}
     train(dataset.path, tmp_path / "run", **options)
-    assert SEEN == {"prepare": False, "forward": True, "backward": False}
+    assert {"prepare": None, "forward": dtype, "backward": None} == SEEN
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -74,9 +75,8 @@ def test_evaluations_on_gpus_are_as_training(configs, monkeypatch, bf16, expecte
 
     def resolved(model="bert", **options):
         weights = SimpleNamespace(config=AutoConfig.from_pretrained(configs[model]))
-        return resolve_precision(
-            Config.make(data="x", **options), torch.device("cuda"), weights, option="eval_precision"
-        )
+        given = Config.make(data="x", **options), torch.device("cuda"), weights
+        return resolve_precision(*given, option="eval_precision")
 
     assert resolved() == expected
     assert resolved(precision="fp32") == "fp32"
@@ -112,10 +112,10 @@ def enabled():
         ("math", "2.13.0", ("math",)),
     ],
 )
-def test_kernels_on_gpus(monkeypatch, choice, version, expected):
+def test_kernels_on_gpus(dataset, monkeypatch, choice, version, expected):
     """auto leaves cuDNN out where it has known faults; what is asked for is given."""
+    encoder = learner(model_of(TINY, dataset))
     monkeypatch.setattr(torch, "__version__", version)
-    encoder = Encoder(AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(TINY)))
     names = attention_kernels(choice, encoder, torch.device("cuda"))
     assert names == expected
     before = enabled()
@@ -127,17 +127,18 @@ def test_kernels_on_gpus(monkeypatch, choice, version, expected):
 @pytest.mark.parametrize("choice", ["auto", "flash", "math"])
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"isolate_documents": True}], ids=str)
 def test_a_step_has_the_kernels_that_are_asked_for(dataset, tmp_path, monkeypatch, choice, more):
-    """In the forward pass and in the backward pass; the evaluation and what comes after have all of them."""
-    seen, plain = set(), torch.nn.functional.scaled_dot_product_attention
+    """In each forward pass, also in that of the backward pass; the evaluation and what comes after have all of them."""
+    seen, plain = [], torch.nn.functional.scaled_dot_product_attention
 
     def attend(*arguments, **options):
-        seen.add((torch.is_grad_enabled(), enabled()))
+        seen.append((torch.is_grad_enabled(), enabled()))
         return plain(*arguments, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     before, expected = enabled(), ("flash", "math") if choice == "auto" else (choice,)
     train(dataset.path, tmp_path / "run", **QUIET | {"steps": 2, "attention": choice, **more})
-    assert seen == {(True, expected), (False, before)}
+    assert {*seen} == {(True, expected), (False, before)}
+    assert sum(is_trained for is_trained, _ in seen) == 4 * (1 + ("gradient_checkpointing" in more))
     assert enabled() == before
     resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
     assert tuple(resolved["attention"]) == expected
@@ -149,8 +150,7 @@ def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, mon
     for choice in ("auto", "flash", "math"):
         monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
         config = Config.make(data=str(dataset.path), out="x", model=TINY, attention=choice, compile="on", length=32)
-        ranks = World(0, 1, torch.device("cpu"))
-        Trainer(config, dataset, ranks, [], None, build_model(config, dataset)[0])
+        Trainer(config, dataset, ALONE, [], None, model_of(TINY, dataset))
         tags.append(torch.compiler.config.cache_key_tag)
     assert len({*tags, ""}) == 4
 
@@ -249,83 +249,32 @@ def test_no_step_waits_for_the_device_unless_it_reads_a_number(dataset, bert_run
 class Late(ranks.Reading):
     """As on a GPU, where the host has not waited for the numbers yet."""
 
+    begun, late_by = [], []  # batches, and how many of them came between the making of each of these and its reading
+
     def __init__(self, numbers):
         super().__init__(numbers)
-        self.is_here, self._copied = False, SimpleNamespace(synchronize=lambda: None)
+        self.is_here, self._copied, self._made = False, SimpleNamespace(synchronize=lambda: None), len(self.begun)
+
+    def take(self):
+        self.late_by.append(len(self.begun) - self._made)
+        return super().take()
 
 
 def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monkeypatch):
     """It does not wait another step where an evaluation, a checkpoint, a border or the end comes next."""
     options = QUIET | {"save_every": 3, "eval_every": 4, "global_batch_size": "2..8"}
     options |= {"phase": [{"steps": 6}, {"steps": 5, "mlm_probability": 0.3}]}
-    on_time = train(dataset.path, tmp_path / "on-time", **options)
-    begun, late_by = [], []
-
-    def next_batch(run, plain=Stream.next_batch):
-        begun.append(run.step + 1)
-        return plain(run)
-
-    def entry(report, entry, plain=Report._entry, **more):
-        late_by.append(begun[-1] - entry["step"])
-        plain(report, entry, **more)
-
+    on_time, plain = train(dataset.path, tmp_path / "on-time", **options), Stream.next_batch
     monkeypatch.setattr(report_module, "Reading", Late)
-    monkeypatch.setattr(Stream, "next_batch", next_batch)
-    monkeypatch.setattr(Report, "_entry", entry)
+    monkeypatch.setattr(Stream, "next_batch", lambda stream: Late.begun.append(stream) or plain(stream))
     late = train(dataset.path, tmp_path / "late", **options)
     assert losses(late) == losses(on_time)
     for name in ("tokens", "lr", "accuracy"):
         assert [entry.get(name) for entry in late] == [entry.get(name) for entry in on_time]
-    assert late_by == [1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0]
+    assert Late.late_by == [1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0]
 
 
-# ----------------------------------------------------------------------------------------------------- masks and graphs
-
-LENGTH = 44  # no other size of the models here
-
-
-def masks_of(monkeypatch, module, **piece):
-    """The mask that each call of attention got, and the operations that gave a square of a row."""
-    masks, plain = [], torch.nn.functional.scaled_dot_product_attention
-
-    def attend(query, key, value, attn_mask=None, **options):
-        masks.append(attn_mask)
-        return plain(query, key, value, attn_mask=attn_mask, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    with Squares(LENGTH) as squares:
-        logits = module.logits(**piece)
-        logits.sum().backward()
-    return masks, squares.found
-
-
-def full_rows(config):
-    ids = torch.arange(2 * LENGTH).view(2, LENGTH) % config.vocab_size
-    return {"input_ids": ids, "masked_positions": torch.arange(4).expand(2, 4)}
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "electra", "distilbert", "esm"])
-def test_full_rows_need_no_mask(configs, monkeypatch, name):
-    config = AutoConfig.from_pretrained(
-        configs[name], vocab_size=99, pad_token_id=1, mask_token_id=4, max_position_embeddings=LENGTH + 8
-    )
-    module = Encoder(AutoModelForMaskedLM.from_config(config))
-    masks, squares = masks_of(monkeypatch, module, **full_rows(config))
-    assert masks == [None] * config.num_hidden_layers
-    assert squares == []
-
-
-def test_only_local_layers_have_a_mask(configs, monkeypatch):
-    """The mask of all of them is made once; where the window is longer than a row there is none."""
-    for window in (16, 4 * LENGTH):
-        sizes = {"vocab_size": 99, "pad_token_id": 1, "local_attention": window}
-        config = AutoConfig.from_pretrained(configs["modernbert"], **sizes)
-        module = Encoder(AutoModelForMaskedLM.from_config(config))
-        masks, squares = masks_of(monkeypatch, module, **full_rows(config))
-        local = [kind == "sliding_attention" and window < LENGTH for kind in config.layer_types]
-        assert [mask is not None for mask in masks] == local
-        assert len({id(mask) for mask in masks if mask is not None}) == any(local)
-        assert bool(squares) == any(local)
+# --------------------------------------------------------------------------------------------------- graphs, buffers
 
 
 def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
@@ -333,7 +282,8 @@ def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
 
     In a process of its own: one that has compiled is not safe to fork, as tests of several ranks do.
     """
-    leave_out_kernels(monkeypatch)
+    compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # without the compiler of kernels
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     counters.clear()  # of the tests before
     found, finish = tmp_path / "counters.json", Report.finish
     monkeypatch.setattr(
@@ -342,9 +292,6 @@ def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
     options = QUIET | {"model": "modernbert-tiny", "masking": "bernoulli", "micro_batch_size": 3, "compile": "on"}
     train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5})
     assert json.loads(found.read_text())["unique_graphs"] == 1
-
-
-# -------------------------------------------------------------------------------------------------------------- buffers
 
 
 class Counting(Reading):
@@ -359,13 +306,10 @@ class Counting(Reading):
     ("name", "objectives", "expected"),
     [("bert", (), False), ("modernbert", (), False), ("bert", ("mlm", "counting"), True), ("roc_bert", (), True)],
 )
-def test_buffers_are_copied_between_ranks_only_if_something_may_change_them(
-    configs, monkeypatch, name, objectives, expected
-):
-    """roc_bert is not in the table of families."""
+def test_buffers_that_change_are_copied_between_ranks(configs, dataset, monkeypatch, name, objectives, expected):
+    """roc_bert is not in the table of families, so its buffers may change."""
     OBJECTIVES["counting"] = Counting
     distributed = SimpleNamespace(register_comm_hook=lambda *arguments: None)
     monkeypatch.setattr(trainer_module, "DistributedDataParallel", lambda learner, **options: distributed)
-    config = AutoConfig.from_pretrained(configs[name], vocab_size=99, pad_token_id=1)
-    _over_ranks(learner(AutoModelForMaskedLM.from_config(config), *objectives))
+    _over_ranks(learner(model_of(configs[name], dataset), *objectives))
     assert distributed.broadcast_buffers == expected

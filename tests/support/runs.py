@@ -2,7 +2,6 @@
 
 import builtins
 import errno
-import functools
 import importlib
 import io
 import json
@@ -69,12 +68,6 @@ def chosen(options):
     return {name: value for name, value in (SMALL | options).items() if name != "model" or not options.get("init")}
 
 
-def leave_out_kernels(monkeypatch):
-    """Runs are compiled as ever, but for the compiler of kernels, which takes long."""
-    compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
-
-
 def learner(weights, *names, isolate=False):
     """The module that is trained, for objectives by name; masked tokens without any."""
     objectives = {name: OBJECTIVES[name](weights, None) for name in names or ("mlm",)}
@@ -123,13 +116,6 @@ def run_of(config):
     """The parts of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
     return Pretraining(config, ALONE, *checkpoint.newest(out))
-
-
-def save(run):
-    """Writes a checkpoint of such a run."""
-    run.begin()
-    with run.report:
-        run.save(required=True)
 
 
 def mixing(data):
@@ -184,45 +170,36 @@ def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
 FORKS = multiprocessing.get_context("fork")  # of this process, which has imported the trainer already
 
 
-def _rank(module, arguments, environment, out, err):
+def _rank(module, arguments, environment, folder):
     os.environ |= environment
-    for stream, path in ((sys.stdout, out), (sys.stderr, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    for name in ("stdout", "stderr"):
+        file = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, getattr(sys, name).fileno())
     torch.set_num_threads(1)
     importlib.import_module("bertrain.__main__" if module == "bertrain" else module).main(arguments)
 
 
-def start_ranks(num_ranks, module, arguments, folder):
-    """Starts a module on ranks as torchrun describes them, without waiting for its imports; they write to `folder`."""
+def on_ranks(num_ranks, module, arguments, *, code=0, meanwhile=lambda ranks: None):
+    """Runs a module on ranks as torchrun describes them, which must end with this exit code; returns stdout and stderr.
+
+    meanwhile: called with the processes.
+    """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(num_ranks)}
-    streams = folder / "out", folder / "err"
-    ranks = [
-        FORKS.Process(target=_rank, args=(module, arguments, shared | {"RANK": str(rank)}, *streams), daemon=True)
-        for rank in range(num_ranks)
-    ]
-    for rank in ranks:
-        rank.start()
-    return ranks
-
-
-def end_of(ranks, folder):
-    """Waits for ranks; returns the first exit code that is not 0, stdout and stderr."""
-    for rank in ranks:
-        rank.join(300)
-        rank.kill()
-        rank.join()
-    code = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
-    return code, (folder / "out").read_text(), (folder / "err").read_text()
-
-
-def on_ranks(num_ranks, module, arguments, *, code=0):
-    """Runs a module on ranks, which must end with this exit code; returns stdout and stderr."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(argument) for argument in arguments]
-        ended, out, err = end_of(start_ranks(num_ranks, module, arguments, Path(folder)), Path(folder))
-    assert ended == code, err
+        ranks = []
+        for rank in range(num_ranks):
+            given = module, [*map(str, arguments)], shared | {"RANK": str(rank)}, folder
+            ranks.append(FORKS.Process(target=_rank, args=given, daemon=True))
+            ranks[-1].start()
+        meanwhile(ranks)
+        for rank in ranks:
+            rank.join(300)
+            rank.kill()
+            rank.join()
+        out, err = (Path(folder, name).read_text() for name in ("stdout", "stderr"))
+    assert next((rank.exitcode for rank in ranks if rank.exitcode), 0) == code, err
     return out, err
 
 
