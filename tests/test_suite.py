@@ -8,7 +8,8 @@ from support.commands import json_of, refused, succeeds
 from support.data import BAD, GOOD
 from support.disk import before_rename, write
 
-from bertrain.lab import suite
+from bertrain.__main__ import main
+from bertrain.lab.suite import SUITES
 
 
 def common(checkpoint, data, out):
@@ -45,74 +46,39 @@ def test_a_suite_of_json_runs_in_its_own_layout(bert_run, tmp_path, name, rows):
         for file in NAMES[name]:
             for start in ("d-", "m-") if folder == "c3" else ("",):
                 write(data / folder / f"{start}{file}", *[json.dumps(row)] * (1 if folder == "c3" else 2))
-    result = json_of(suite.main, name, *common(bert_run, data, tmp_path / "out"))
+    result = json_of(main, "suite", name, *common(bert_run, data, tmp_path / "out"))
     assert list(result["tasks"]) == [folder.lower().removesuffix("_public") for folder in rows]
     for task, measures in result["tasks"].items():
-        assert all(f"dev_{metric}" in measures for metric in suite.SUITES[name][task].metrics.split())
-
-
-def of_glue(data, *folders, label="label"):
-    """Writes files of tasks of GLUE."""
-    for split in ("train", "dev"):
-        for folder in folders:
-            rows = [f"{number}\tlight\t{text}\t{text in GOOD}" for number, text in enumerate(GOOD + BAD)]
-            lines = [f"index\tsentence1\tsentence2\t{label}", *rows]
-            if folder.lower() == "cola":
-                lines = [f"gj04\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD]
-            write(data / folder / f"{split}.tsv", *lines)
-    return data
+        assert all(f"dev_{metric}" in measures for metric in SUITES[name][task].metrics.split())
 
 
 def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
-    data = of_glue(tmp_path / "glue", "cola", "RTE")
+    """And holds its directory until its results are written."""
+    data, out, busy = tmp_path / "glue", tmp_path / "out", {"kind": "busy", "given": str(os.getpid())}
+    for split in ("train", "dev"):
+        write(data / "cola" / f"{split}.tsv", *[f"gj04\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD])
+        rows = [f"{number}\tlight\t{text}\t{text in GOOD}" for number, text in enumerate(GOOD + BAD)]
+        write(data / "RTE" / f"{split}.tsv", "index\tsentence1\tsentence2\tlabel", *rows)
     rows = "0\tlight\tsalt\tx\tneutral", "1\tsalt\tsalt\tx\tno", "2\tsalt"
     write(data / "MNLI" / "train.tsv", "index\tsentence1\tsentence2\tlabel1\tgold_label", *rows)
     for part in ("matched", "mismatched"):
         rows = "0\tlight\tsalt\tneutral", "1\tlight\tsalt\t-"
         write(data / "MNLI" / f"dev_{part}.tsv", "index\tsentence1\tsentence2\tgold_label", *rows)
     write(data / "wnli", "a file of this name is no task")
-    arguments = common(bert_run, data, tmp_path / "out")
-    done = succeeds(suite.main, "glue", *arguments)
+    arguments, refusals = ["suite", "glue", *common(bert_run, data, out)], []
+    with before_rename("out/result.json", lambda: refusals.append(refused(main, *arguments, **busy))):
+        done = succeeds(main, *arguments)
+    assert [refusal.sentence.partition(" by ")[0] for refusal in refusals] == [f"{out} is in use"]
     for name in ("cola mcc", "rte accuracy", "mnli accuracy", "mnli mismatched accuracy", "sst2, mrpc, stsb, qqp"):
         assert name in done.output
     for name in ("MNLI/train.tsv", "dev_matched.tsv"):
         assert any(f"{name}: 1 row" in line for line in done.stderr.splitlines())
-    result = json_of(suite.main, "glue", *arguments)
+    result = json_of(main, *arguments)
+    assert json.loads((out / "result.json").read_bytes()) == result
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
     assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
     assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
-    refused(suite.main, "clue", *arguments, kind="out-exists", option="out")
-    seed = tmp_path / "out" / "cola" / "seed-0"
+    refused(main, "suite", "clue", *arguments[2:], kind="out-exists", option="out")
+    seed = out / "cola" / "seed-0"
     assert json.loads((seed / "seed.json").read_text())["of"]["the measure"] == "mcc"
     assert set(json.loads((seed / "config.json").read_text())["label2id"]) == {"0", "1"}
-
-
-def test_a_suite_holds_its_directory_until_its_results_are_written(bert_run, tmp_path):
-    out, refusals = tmp_path / "out", []
-    arguments = ["glue", *common(bert_run, of_glue(tmp_path / "glue", "CoLA"), out)]
-    busy = {"kind": "busy", "given": str(os.getpid())}
-    with before_rename("out/result.json", lambda: refusals.append(refused(suite.main, *arguments, **busy))):
-        result = json_of(suite.main, *arguments)
-    assert [refusal.sentence.partition(" by ")[0] for refusal in refusals] == [f"{out} is in use"]
-    assert json.loads((out / "result.json").read_bytes()) == result
-    assert json_of(suite.main, *arguments) == result
-
-
-def test_files_of_a_suite_that_are_not_there_or_do_not_fit_are_named(bert_run, tmp_path):
-    arguments = ["glue", "--checkpoint", bert_run, "--out", tmp_path / "out", "--data"]
-    refused(suite.main, *arguments, tmp_path / "none", kind="empty", option="data")
-    (tmp_path / "some" / "STS-B").mkdir(parents=True)
-    refusal = refused(suite.main, *arguments, tmp_path / "some", kind="not-found", option="data")
-    assert all(name in refusal.sentence for name in ("STS-B", "train.tsv", "dev.tsv"))
-    of_glue(of_glue(tmp_path / "glue", "RTE"), "WNLI", label="answer")  # a later fault ends it before it trains
-    refused(suite.main, *arguments, tmp_path / "glue", kind="no-column", option="label", says="WNLI")
-    for folder, row, kind in (
-        ("COPA", SUPERGLUE["COPA"] | {"question": "why"}, "bad-row"),
-        ("RTE", SUPERGLUE["RTE"] | {"label": ""}, "bad-row"),
-        ("MultiRC", {"idx": 0, "passage": {"text": "a", "questions": []}}, "empty"),
-    ):
-        for file in NAMES["superglue"]:
-            write(tmp_path / f"of {folder}" / folder / file, *[json.dumps(row)] * 2)
-        given = common(bert_run, tmp_path / f"of {folder}", tmp_path / "out")
-        refused(suite.main, "superglue", *given, kind=kind, says="train.jsonl")
-    assert not (tmp_path / "out" / "rte").exists()

@@ -52,6 +52,12 @@ CONSTANTS = {
     "evaluated_places": "bertrain.evaluate.PLACES",
     "pairs_places": "bertrain.commands.pairs.PLACES",
     "pairs_shown": "bertrain.commands.pairs.MOST_SHOWN",
+    "read_bytes": "bertrain.commands.reading.MOST_BYTES",
+    "teacher_bytes": "bertrain.lab.distillation.teacher.LIMIT_BYTES",
+    "teacher_units": "bertrain.lab.distillation.teacher.MOST_UNITS",
+    "augmented_together": "bertrain.lab.augment.TEXTS",
+    "augmented_places": "bertrain.lab.augment.PLACES",
+    "most_vectors": "bertrain.lab.augment.MOST_VECTORS",
 }
 
 

@@ -1,0 +1,97 @@
+"""REFUSED of the trainer: options and files that a command of bertrain does not take. Nothing is trained or written."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from support.commands import refused
+from support.data import write_labelled
+from support.disk import contents, write
+
+from bertrain.__main__ import main
+
+PLAIN = {  # command → arguments that make sense, after which those of a row come
+    "pretrain": "--data shards --out out --length 32 --steps 4 --global-batch-size 6",
+    "finetune": "--checkpoint run --train data.tsv --dev data.tsv --out out --seeds 1 --epochs 1",
+    "augment": "--checkpoint run --train data.tsv --out out.tsv",
+    "suite": "--checkpoint run --out out --seeds 1 --epochs 1",
+    "teacher": "--model run --data shards --out out --length 32 --max-samples 9",
+}
+LORA, TEACHER = "pretrain --init run --lora r=2,alpha=4", "pretrain --teacher run --model"
+REFUSED = {  # kind and option of the error → command lines
+    "unknown task": ["finetune --task precedes", "augment --task qa"],
+    "unknown recipe": ["teacher --recipe huge"],
+    "unknown objective": ["pretrain --model bert.json --objective mlm+spam"],
+    "malformed lora": ["finetune --lora 8"],
+    "malformed out": ["augment --out out.csv"],
+    "missing separator": ["finetune --task multilabel --separator ''"],
+    "conflict length": ["finetune --length 2"],
+    "conflict lora": [f"finetune --lora r=2,alpha=2 {more}" for more in ("--from-scratch", "--freeze all")]
+    + [f"{LORA},target=decoder"],
+    "conflict label": ["augment --task pairs", "augment --train single.tsv"],
+    "conflict recipe": ["teacher --recipe modernbert-base"],
+    "conflict objective": ["pretrain --model bert.json --objective mlm+nsp --isolate-documents"],
+    "needs-option grow_by": ["pretrain --model bert.json --grow-by fresh"],
+    "too-long length": [f"{words} --length 600" for words in ("finetune", "teacher", f"{TEACHER} modernbert-tiny")],
+    "too-short-to-mask mlm_probability": ["teacher --mlm-probability 0.001"],
+    "no-match lora": [f"{LORA},target=qurey"],
+    "no-match lr_scale": ["pretrain --model bert.json --lr-scale embedings=0.1", f"{LORA} --lr-scale embeddings=0.1"],
+    "nothing-to-train lr_scale": ["pretrain --model bert.json --lr-scale .=0"],
+    "weights-missing init": [f"{LORA} --objective mlm+nsp"],
+    "unsupported rope_base": ["pretrain --model bert.json --rope-base 1e5"],
+    "unsupported objective": ["pretrain --model modernbert-tiny --objective mlm+nsp"],
+    "unsupported": ["pretrain --model electra.json --elastic layers=1:2"],
+    "unsupported distil_layers": [f"{TEACHER} deep.json --distil hidden"],
+    "not-a-run teacher": ["pretrain --model bert.json --teacher ."],
+    "not-a-run checkpoint": ["finetune --checkpoint ."],
+    "model-not-found checkpoint": ["finetune --checkpoint ./gone"],
+    "out-exists out": ["finetune --out data.tsv", "finetune --out data.tsv/cola", "augment --out single.tsv"]
+    + ["teacher --out shards"],
+    "not-found keep": ["augment --keep none"],
+    "not-found data": ["suite glue --data half"],
+    "not-text": ["augment --keep latin.txt"],
+    "empty data": ["suite glue --data none"],
+    "empty": ["suite superglue --data MultiRC"],
+    "no-column label": ["suite glue --data glue"],  # of the last task, before the first one is trained
+    "bad-row": ["finetune --dev seven.tsv", "finetune --task regression --text label --label sentence"]
+    + ["augment --train empty.tsv", "suite superglue --data COPA", "suite superglue --data RTE"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch, dataset, bert_run, configs):
+    """The files that rows name, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    links = {"shards": dataset.path, "run": bert_run, "bert.json": configs["bert"], "electra.json": configs["electra"]}
+    for name, path in links.items():
+        os.symlink(path, name)
+    write_labelled("data.tsv", header=["sentence\tlabel"])
+    for name, lines in {"seven": ["light\t7"], "single": ["river"], "empty": ["river\t1", "light\t"]}.items():
+        write(f"{name}.tsv", *lines)
+    write("deep.json", json.dumps(json.loads(Path("bert.json").read_bytes()) | {"num_hidden_layers": 6}))
+    Path("latin.txt").write_bytes(b"not\nna\xefve\n")
+    Path("half", "STS-B").mkdir(parents=True)
+    rows = {
+        "COPA": {"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0},
+        "RTE": {"premise": "a", "hypothesis": "b", "label": ""},
+        "MultiRC": {"idx": 0, "passage": {"text": "a", "questions": []}},
+    }
+    for name, row in rows.items():
+        for part in ("train", "val"):
+            write(f"{name}/{name}/{part}.jsonl", *[json.dumps(row)] * 2)
+    for name, label in (("RTE", "label"), ("WNLI", "answer")):
+        for part in ("train", "dev"):
+            write(f"glue/{name}/{part}.tsv", f"sentence1\tsentence2\t{label}", "a\tb\t0", "b\ta\t1")
+
+
+LINES = [(line, *kind.split(), None)[:3] for kind, lines in REFUSED.items() for line in lines]
+
+
+@pytest.mark.parametrize(("line", "kind", "option"), LINES)
+def test_a_command_that_makes_no_sense_is_refused(tmp_path, line, kind, option):
+    before, (name, *words) = contents(tmp_path), shlex.split(line)
+    refused(main, name, *shlex.split(PLAIN[name]), *words, kind=kind, option=option)
+    assert contents(tmp_path) == before
+    assert name != "pretrain" or not Path("out").exists()
