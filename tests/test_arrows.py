@@ -242,13 +242,11 @@ TOUCHED = {  # file → what its tests patch or read of the product; support/lim
     "runs": "doctor.TIMED_STEPS doctor.WARMUP_STEPS",
     "sources": "_read text_module.TextFile._read",
     "test_writer_table": "bertdata.tokenize.source._keep stores.name",
-    "test_augment": "augment.MOST_VECTORS augment.PLACES augment.TEXTS reading.MOST_BYTES",
     "test_damage": "pretrain.Stream",
     "test_dist": "_checkpoints checkpoint._checkpoints",
     "test_elastic": "search.DRAWS search.REPEATS",
     "test_engine": "_encode_by_library _local _pages engine.encode_words engine.ids_by",
     "test_families": "bertrain.lab.distillation.taps._PROJECTIONS.()",
-    "test_finetune": "TASKS.follows",
     "test_finite": "Trainer._seed Trainer.add_gradients _seed optimizers.OPTIMIZERS.sgd",
     "test_gpu": "Trainer.update trainer_module.micro_batches",
     "test_gpu_dry": "Report.finish _has_buckets data_module.cu_seqlens_of pretrain.world "
@@ -266,7 +264,6 @@ TOUCHED = {  # file → what its tests patch or read of the product; support/lim
     "test_states": "staging.continue_or_start stores.name",
     "test_step": "Pretraining.name Report.finish Stream.next_batch _numbers ranks.Reading.take "
     "report_module.Reading trainer_module.DistributedDataParallel",
-    "test_teach": "teacher.MOST_UNITS",
     "test_texts": "Source.content added.find_added",
     "test_tokens": "_sample",
     "test_transfer": "_copy hub_module._hub pulling._copy pulling.require_own_tokens pulling.write_file",
