@@ -11,23 +11,23 @@ import pytest
 import torch
 from support.commands import invoke, refused, refuses, succeeds
 from support.data import write_labelled
-from support.disk import before_rename, recorded, write
+from support.disk import before_rename, contents, write
 from support.runs import on_ranks
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertrain.checkpoint import resolved
+from bertrain.__main__ import main
 from bertrain.commands import reading
 from bertrain.lab import augment, tables
 
 
 @pytest.fixture(scope="module")
 def checkpoint(bert_run):
-    return resolved(str(bert_run))
+    return str(bert_run / "step-00000002")
 
 
 def augmented(checkpoint, data, out, *more):
-    said = succeeds(augment.main, "--checkpoint", checkpoint, "--train", data, "--out", out, *more).stdout
+    said = succeeds(main, "augment", "--checkpoint", checkpoint, "--train", data, "--out", out, *more).stdout
     assert not out.with_name(out.name + ".parts").exists()
     return said
 
@@ -68,28 +68,24 @@ def test_words_are_letters_that_touch_no_digit_and_no_apostrophe():
 
 
 def test_copies_change_words_alone_and_keep_the_rest(checkpoint, tmp_path):
-    data = write(tmp_path / "a.tsv", "The river, light & 12 stones!\tx\t1", "don't stop\ty\t0", "12\tz\t0")
+    data, files = write(tmp_path / "a.tsv", "The river, light & 12 stones!\tx\t1", "don't stop\ty\t0", "12\tz\t0"), {}
     for name, *more in (("b", "--copies", 8), ("few", "--copies", 2), ("seed", "--copies", 2, "--seed", 1)):
         augmented(checkpoint, data, tmp_path / f"{name}.tsv", *more)
-    rows, few, seed = (
-        [line.split("\t") for line in (tmp_path / f"{name}.tsv").read_text().splitlines()]
-        for name in ("b", "few", "seed")
-    )
-    groups = {name: [row for row in rows if row[1] == name] for name in "xyz"}
-    assert [row[1] for row in rows] == [*"x" * len(groups["x"]), *"y" * len(groups["y"]), "z"]
-    assert [groups[name][0][0] for name in "xyz"] == ["The river, light & 12 stones!", "don't stop", "12"]
-    texts = [row[0] for row in groups["x"]]
+        files[name] = [line.split("\t") for line in (tmp_path / f"{name}.tsv").read_text().splitlines()]
+    rows, (few, seed) = files["b"], ([row for row in files[name] if row[1] == "x"] for name in ("few", "seed"))
+    assert rows == sorted(rows, key=lambda row: row[1])
+    assert {(other, label) for _, other, label in rows} == {("x", "1"), ("y", "0"), ("z", "0")}
+    texts, others, (number,) = ([text for text, other, _ in rows if other == name] for name in "xyz")
+    assert (texts[0], others[0], number) == ("The river, light & 12 stones!", "don't stop", "12")
     assert 4 < len(texts) == len(set(texts)) <= 9
-    assert {row[2] for row in groups["x"]} == {"1"}
     assert all(re.fullmatch(r"\w+ \w+, \w+ & 12 \w+!", text) for text in texts)
-    assert all(re.fullmatch(r"don't \w+", row[0]) for row in groups["y"])
+    assert all(re.fullmatch(r"don't \w+", text) for text in others)
     made = proposer(checkpoint, most=15)
     for word, choices in zip(("The", "river", "light", "stones"), proposed(made, texts[0]).values(), strict=True):
         place = augment.WORD.findall(texts[0]).index(word)
         assert {augment.WORD.findall(text)[place] for text in texts} <= {word, *choices}
-    first = [row for row in few if row[1] == "x"]
-    assert first == groups["x"][: len(first)]  # fewer copies are the first ones
-    assert [row for row in seed if row[1] == "x"] != first
+    assert few == rows[: len(few)]  # fewer copies are the first ones
+    assert seed != few
 
 
 def test_both_texts_of_a_pair_change_and_words_are_kept(checkpoint, tmp_path):
@@ -121,16 +117,16 @@ def test_proposals_are_the_most_probable_complete_words_in_the_place(checkpoint)
         assert words[word] == [token for token in tokens if token.isalpha() and token != word][:5]
 
 
-def test_each_row_with_a_mask_goes_through_the_model_once(checkpoint, monkeypatch, passes):
+def test_each_row_with_a_mask_goes_through_the_model_once(checkpoint, limit, passes):
     made = proposer(checkpoint)
     both = made.propose(["the river", "the light", "salt"])
     assert (sum(passes), both.shape) == (4, (5, 5))  # "the [MASK]" is one row
-    monkeypatch.setattr(augment, "PLACES", 4)
+    limit(augmented_places=4)
     assert np.array_equal(both, made.propose(["the river", "the light", "salt"]))
 
 
-def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(augment, "MOST_VECTORS", 9)
+def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_path, limit):
+    limit(most_vectors=9)
     draw, words = np.random.default_rng(0), ["stones", "rivers", "salty", "x2", "breads", "the", "Stones"]
     table = draw.normal(size=(len(words), 4))
     lines = (" ".join(map(str, [word, *row])) for word, row in zip(words, table, strict=True))
@@ -159,7 +155,7 @@ def test_proposals_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_
         assert (rows[1:-2] == augment.NONE).all()
 
 
-def test_vectors_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+def test_vectors_that_cannot_be_read_are_named(tmp_path, limit):
     for lines, kind, where in (
         (None, "not-found", "v.txt"),
         (["the 1 2", "of 1"], "bad-row", "line 2"),
@@ -179,7 +175,7 @@ def test_vectors_that_cannot_be_read_are_named(tmp_path, monkeypatch):
         augment.read_vectors(str(path))
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
-    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 18)
+    limit(read_bytes=1 << 18)
     with refuses("too-large", "keep", given=str(path)):
         reading.text(str(path), "keep")
 
@@ -191,41 +187,32 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch, passes):
+def test_a_stopped_command_uses_the_parts_of_its_options_alone_and_no_other_does(checkpoint, tmp_path, limit, passes):
+    def another():
+        before = contents(tmp_path / "b.tsv.parts")
+        refused(main, "augment", *common, "--candidates", 4, kind="busy")
+        assert contents(tmp_path / "b.tsv.parts") == before
+
     data = write_labelled(tmp_path / "a.tsv")
     augmented(checkpoint, data, tmp_path / "complete.tsv")
     all_rows = sum(passes)
     augmented(checkpoint, data, tmp_path / "three.tsv", "--candidates", 3)
-    monkeypatch.setattr(augment, "TEXTS", 2)
+    limit(augmented_together=2)
     common = ["--checkpoint", checkpoint, "--train", data, "--out", tmp_path / "b.tsv"]
     for more, expected in (([], "complete.tsv"), (["--candidates", 3], "three.tsv")):
         with before_rename("000002.npy", interrupt):
-            assert invoke(augment.main, *common).exit_code == 130
-        assert not (tmp_path / "b.tsv").exists()
+            assert invoke(main, "augment", *common).exit_code == 130
         passes.clear()
-        succeeds(augment.main, *common, *more)
+        with before_rename("b.tsv", another):
+            succeeds(main, "augment", *common, *more)
         assert (tmp_path / "b.tsv").read_bytes() == (tmp_path / expected).read_bytes()
         assert (sum(passes) < all_rows) == (not more)  # parts that were there are used, but none of other options
         (tmp_path / "b.tsv").unlink()
 
 
-def test_a_second_job_changes_nothing_of_the_first(checkpoint, tmp_path):
-    parts = tmp_path / "b.tsv.parts"
-    command = ["--checkpoint", checkpoint, "--train", write_labelled(tmp_path / "a.tsv"), "--out", tmp_path / "b.tsv"]
-
-    def another():
-        before = {path: path.read_bytes() for path in parts.iterdir()}
-        refused(augment.main, *command, "--candidates", 3, kind="busy")
-        assert {path: path.read_bytes() for path in parts.iterdir()} == before
-
-    with before_rename("b.tsv", another):
-        succeeds(augment.main, *command)
-    refused(augment.main, *command, "--candidates", 3, kind="out-exists", option="out")
-
-
 @pytest.mark.slow
-def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(augment, "TEXTS", 32)
+def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_path, limit):
+    limit(augmented_together=32)
     data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(100)))
     common = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out"]
     augmented(checkpoint, data, tmp_path / "one.tsv", "--copies", 2)
@@ -251,31 +238,8 @@ def test_files_keep_their_format_and_columns(tmp_path, kind):
         path.write_text(CONTENTS[kind])
     roles = {"text": "0", "label": "label" if kind == "jsonl" else "-1"}
     table = tables.read(str(path), roles)
-    with recorded(tmp_path) as disk:
-        tables.write(out, table, (row for _, row in table.rows))
-    assert (disk.renames, disk.pending) == ([out], set())
+    tables.write(out, table, (row for _, row in table.rows))
     assert out.read_bytes() == path.read_bytes() or kind == "parquet"
     assert tables.read(str(out), roles).rows == table.rows
     if kind == "parquet":
         assert pq.read_schema(out) == pq.read_schema(path)
-
-
-def test_what_cannot_be_augmented_is_refused(checkpoint, tmp_path):
-    data, single = write_labelled(tmp_path / "a.tsv"), write(tmp_path / "single.tsv", "river", "light")
-    empty = write(tmp_path / "empty.tsv", "river\t1", "light\t")
-    older, latin = write(tmp_path / "older.tsv", "kept"), tmp_path / "latin.txt"
-    latin.write_bytes(b"not\nna\xefve\n")
-    out = ["--out", tmp_path / "b.tsv"]
-    for arguments, kind, option, given in (
-        (["--train", data, "--out", tmp_path / "b.csv"], "malformed", "out", str(tmp_path / "b.csv")),
-        (["--train", data, "--out", older], "out-exists", "out", str(older)),
-        (["--train", empty, *out], "bad-row", None, None),
-        (["--train", data, *out, "--keep", tmp_path / "none"], "not-found", "keep", str(tmp_path / "none")),
-        (["--train", data, *out, "--keep", latin], "not-text", None, None),
-        (["--train", data, *out, "--task", "pairs"], "conflict", "label", "-1"),
-        (["--train", single, *out], "conflict", "label", "-1"),
-        (["--train", data, *out, "--task", "qa"], "unknown", "task", "qa"),
-    ):
-        refused(augment.main, "--checkpoint", checkpoint, *arguments, kind=kind, option=option, given=given)
-    assert older.read_text() == "kept\n"
-    succeeds(augment.main, "--checkpoint", checkpoint, "--train", empty, *out, "--task", "multilabel")

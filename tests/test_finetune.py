@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +10,10 @@ from support.commands import json_of, refused, refuses, succeeds, tuning
 from support.data import BAD, GOOD, write_labelled
 from support.disk import contents, recorded, write
 from support.runs import cannot_read, on_ranks, weights_in
-from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
-from bertrain import checkpoint
-from bertrain.commands import plot
-from bertrain.lab import finetune, heads, seeds
-from bertrain.lab.seeds import Job
+from bertrain.__main__ import main
+from bertrain.lab import heads, seeds
 from bertrain.lab.tasks import TASKS
 from bertrain.models.load import load_model
 
@@ -30,7 +27,12 @@ def source(bert_run):
 @pytest.fixture
 def command(bert_run, tmp_path):
     """A fine-tuning of one seed into tmp_path/out."""
-    return tuning(bert_run, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
+    return ["finetune", *tuning(bert_run, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")]
+
+
+def tuned(*arguments):
+    """The result of a fine-tuning, whose arguments are those of `tuning`."""
+    return json_of(main, "finetune", *tuning(*arguments))
 
 
 def classes(*names):
@@ -39,29 +41,13 @@ def classes(*names):
     return task
 
 
-class Follows(TASKS["pairs"]):
-    """A task from outside, whose head transformers gives no use on the hub."""
-
-    head = AutoModelForNextSentencePrediction
-
-
-def test_a_task_from_outside_is_trained_and_has_a_card(bert_run, tmp_path, monkeypatch):
-    monkeypatch.setitem(TASKS, "follows", Follows)
-    data = write(tmp_path / "data.tsv", *["the river\tthe stone\tyes", "a wind\tthe stone\tno"] * 8)
-    command = tuning(bert_run, data, tmp_path / "out", "--task", "follows")
-    succeeds(finetune.main, *command)
-    AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "out" / "seed-0")
-    assert "AutoModelForNextSentencePrediction" in (tmp_path / "out" / "seed-0" / "README.md").read_text()
-    refused(finetune.main, *command, "--task", "precedes", kind="unknown", option="task", given="precedes")
-
-
 # ------------------------------------------------------------------------------------------------------------ learning
 
 
 def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, source, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
     options = ["--test", data, "--seeds", 2, "--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
-    result = json_of(finetune.main, *tuning(bert_run, data, tmp_path / "out", *options))
+    result = tuned(bert_run, data, tmp_path / "out", *options)
     assert result["length"] == 128
     assert result["dev_accuracy"]["min"] == result["test_accuracy"]["median"] == 1.0
     assert result["dev_mcc"]["max"] == result["dev_f1"]["max"] == 1.0
@@ -77,19 +63,6 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, source, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-1")
     assert model.config.id2label == {0: "0", 1: "1"}
     assert model.config.hidden_dropout_prob == 0.1  # the default of --dropout; the checkpoint was trained without
-    succeeds(plot.main, tmp_path / "out", "--out", tmp_path / "tuned.png")
-    assert (tmp_path / "tuned.png").read_bytes().startswith(b"\x89PNG")
-
-
-def of_pairs():
-    rows = ({"a": a, "b": b, "score": 5.0 * (a in GOOD) + len(b) / 20} for a in GOOD + BAD for b in GOOD)
-    columns = ["--text", "a", "--other", "b", "--label", "score"]
-    return [*map(json.dumps, rows)], [*columns, "--epochs", 8, "--batch-size", 6]
-
-
-def of_labels():
-    named = ((text, [name for name in ("light", "stone", "river") if name in text]) for text in GOOD + BAD)
-    return [json.dumps({"text": text, "label": labels}) for text, labels in named], []
 
 
 def of_questions():
@@ -98,28 +71,30 @@ def of_questions():
         yield {"context": f"{a} river {b} stone", "qas": [entry]}
 
 
-LEARNED = {  # task: lines of a file, options; the measure, and a value that it exceeds
-    "regression": (*of_pairs(), "pearson", 0.5),
-    "multilabel": (*of_labels(), "micro_f1", 0.9),
-    "qa": ([json.dumps({"data": [{"paragraphs": [*of_questions()]}]})], ["--length", 32], "exact_match", 0.9),
+def labels_of(text):
+    return ",".join(name for name in ("light", "stone", "river") if name in text)
+
+
+LEARNED = {  # task: name of a file, its lines; the measure, and a value that it exceeds
+    "regression": ("a.tsv", [f"{text}\t{5.0 * (text in GOOD)}" for text in GOOD + BAD], "pearson", 0.5),
+    "multilabel": ("a.tsv", [f"{text}\t{labels_of(text)}" for text in GOOD + BAD], "micro_f1", 0.9),
+    "qa": ("a.json", [json.dumps({"data": [{"paragraphs": [*of_questions()]}]})], "exact_match", 0.9),
 }
 
 
 @pytest.mark.parametrize("name", ["regression", "multilabel", pytest.param("qa", marks=pytest.mark.slow)])
 def test_other_tasks_are_learned(bert_run, tmp_path, name):
-    lines, options, measure, least = LEARNED[name]
-    data = write(tmp_path / f"a.json{'l' * (name != 'qa')}", *lines)
-    given = ["--task", name, "--lr", 3e-3, "--batch-size", 3, "--epochs", 30, *options]
-    result = json_of(finetune.main, *tuning(bert_run, data, tmp_path / "out", *given))
+    file, lines, measure, least = LEARNED[name]
+    given = ["--task", name, "--lr", 3e-3, "--batch-size", 3, "--epochs", 30, "--length", 32]
+    result = tuned(bert_run, write(tmp_path / file, *lines), tmp_path / "out", *given)
     assert result[f"dev_{measure}"]["median"] > least
 
 
-def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
+def test_precisions_give_about_the_same_model(bert_run, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=3)
-    for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
-        succeeds(finetune.main, *tuning(bert_run, data, tmp_path / out, "--precision", precision))
-    one, same, other = (weights_in(tmp_path / out / "seed-0") for out in ("a", "b", "c"))
-    assert all(torch.equal(one[name], same[name]) for name in one)
+    for precision in ("fp32", "bf16"):
+        tuned(bert_run, data, tmp_path / precision, "--precision", precision)
+    one, other = (weights_in(tmp_path / precision / "seed-0") for precision in ("fp32", "bf16"))
     assert any(not torch.equal(one[name], other[name]) for name in one)
     torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
 
@@ -127,34 +102,33 @@ def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
 @pytest.mark.parametrize("batch_size", [2, 99])  # the loss is not finite, or only what comes after the last step
 def test_a_seed_that_diverges_ends(command, tmp_path, batch_size):
     wrong = ["--lr", 1e38, "--batch-size", batch_size]
-    refused(finetune.main, *command, *wrong, kind="not-finite", option="lr", given=1e38)
+    refused(main, *command, *wrong, kind="not-finite", option="lr", given=1e38)
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
 def test_a_seed_that_gets_no_better_ends(command, tmp_path):
-    succeeds(finetune.main, *command, "--epochs", 9, "--lr", 1e-9, "--patience", 2)
+    succeeds(main, *command, "--epochs", 9, "--lr", 1e-9, "--patience", 2)
     (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
     assert len(run["curve"]) == run["best_epoch"] + 2 < 9
 
 
 def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
     data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
-    command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8)
-    assert succeeds(finetune.main, *command).stderr.count("14 of 20") == 2  # of --train and of --dev
-    assert "14 of 20" not in succeeds(finetune.main, *command, "--seeds", 2).stderr
+    command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8, "--seeds", 2)
+    assert succeeds(main, "finetune", *command).stderr.count("14 of 20") == 2  # of --train and of --dev
 
 
 @pytest.mark.slow
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(command, tmp_path):
     common = [*command, "--seeds", 3, "--precision", "fp32", "--out"]
-    alone = json_of(finetune.main, *common, tmp_path / "one")
-    out, _ = on_ranks(2, "bertrain", ["finetune", *common, tmp_path / "two", "--json"])
+    alone = json_of(main, *common, tmp_path / "one")
+    out, _ = on_ranks(2, "bertrain", [*common, tmp_path / "two", "--json"])
     assert json.loads(out) == alone
     for seed in range(3):
         one, same = (weights_in(tmp_path / out / f"seed-{seed}") for out in ("one", "two"))
         assert all(torch.equal(one[name], same[name]) for name in one)
     for wrong in (["--text", "7"], ["--separator", ""]):
-        _, err = on_ranks(2, "bertrain", ["finetune", *common, tmp_path / "three", *wrong], code=2)
+        _, err = on_ranks(2, "bertrain", [*common, tmp_path / "three", *wrong], code=2)
         assert err.count("Error: ") == 1, err
 
 
@@ -187,8 +161,7 @@ def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
 
 def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     data, out = write_labelled(tmp_path / "train.tsv", repeat=4), tmp_path / "out"
-    given = tuning(source, data, out, "--lr", 2e-2, "--batch-size", 4, "--epochs", 4, "--freeze", "all")
-    succeeds(finetune.main, *given)
+    tuned(source, data, out, "--lr", 2e-2, "--batch-size", 4, "--epochs", 4, "--freeze", "all")
     curve = json.loads((out / "result.json").read_text())["runs"][0]["curve"]
     assert curve[-1]["train_loss"] < 0.9 * curve[0]["train_loss"]
     before, after = weights_in(source), weights_in(out / "seed-0")
@@ -215,15 +188,15 @@ HEADS = [  # labels of a head, labels to train on, and the order that the kept h
     ("aA", "Aa", "aA"),
     (["LABEL_0", "0"], ["0", "LABEL_0"], ["LABEL_0", "0"]),
     ("ab", "ac", None),
+    ("ab", "abc", None),  # as from MNLI to RTE
     (["LABEL_0", "LABEL_1"], "ab", None),
 ]
 
 
 @pytest.mark.parametrize("architectures", [["BertForSequenceClassification"], None])
 def test_a_head_for_other_labels_is_replaced(bert_run, source, command, tmp_path, architectures):
-    """A model that was fine-tuned for two classes is fine-tuned for three, as from MNLI to RTE."""
     seed = tmp_path / "out" / "seed-0"
-    succeeds(finetune.main, *command)
+    succeeds(main, *command)
     saved, config = weights_in(seed), json.loads((seed / "config.json").read_text()) | {"architectures": architectures}
     names = [name for name in saved if name.startswith("bert.")]
     for known, wanted, order in HEADS:
@@ -234,14 +207,11 @@ def test_a_head_for_other_labels_is_replaced(bert_run, source, command, tmp_path
         assert [*model.config.id2label.values()] == [*(order or wanted)]
         assert all(torch.equal(model.state_dict()[name], saved[name]) for name in names)
         assert len(heads.take_order(str(seed), classes(*wanted))) == (order is None)
-    model = heads.load(str(seed), classes("a", "b", "c"), from_scratch=False)
-    assert model.classifier.weight.shape == (3, saved["classifier.weight"].shape[1])
-    assert all(torch.equal(model.state_dict()[name], saved[name]) for name in names)  # the pooler too
-    shutil.copytree(source, tmp_path / "headless")
-    content = json.loads((source / "config.json").read_text()) | {"architectures": architectures}
-    (tmp_path / "headless" / "config.json").write_text(json.dumps(content))
     if not architectures:  # then the weights decide, of which the pooler is no part of the head
-        assert heads.take_order(str(tmp_path / "headless"), classes("a", "b")) == []
+        headless = shutil.copytree(source, tmp_path / "headless")
+        content = json.loads((source / "config.json").read_text()) | {"architectures": None}
+        (headless / "config.json").write_text(json.dumps(content))
+        assert heads.take_order(str(headless), classes("a", "b")) == []
         return
     (tags := TASKS["token"]()).names = [*known.values()]
     model = heads.load(str(seed), tags, from_scratch=False)  # its head has the same names and sizes
@@ -262,53 +232,53 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, com
         """The number of times that a seed was trained."""
         return [(path / "model.safetensors").stat().st_mtime_ns for path in sorted((tmp_path / "out").glob("seed-*"))]
 
-    succeeds(finetune.main, *command)
-    first, newest, before = tmp_path / "out" / "seed-0", checkpoint.resolved(str(bert_run)), trained()
-    numbers = json_of(finetune.main, *command, "--seeds", 2)["dev_accuracy"]
+    succeeds(main, *command)
+    first, newest, before = tmp_path / "out" / "seed-0", bert_run / "step-00000002", trained()
+    numbers = json_of(main, *command, "--seeds", 2)["dev_accuracy"]
     assert numbers["median"] == pytest.approx((numbers["min"] + numbers["max"]) / 2, abs=1e-5)
     assert trained()[:1] == before
     before = trained()
-    succeeds(finetune.main, *command, "--seeds", 2, "--checkpoint", newest)  # by another path
+    succeeds(main, *command, "--seeds", 2, "--checkpoint", newest)  # by another path
     assert trained() == before
     assert len(before) == 2
-    files = {name: content for name, content in contents(first.parent).items() if not name.endswith(".lock")}
-    shutil.copytree(newest, tmp_path / "other")
-    (tmp_path / "other" / "note.json").write_text("{}")
+    files = contents(first.parent)
+    write(shutil.copytree(newest, tmp_path / "other") / "note.json", "{}")
     (tmp_path / "b.tsv").write_bytes((tmp_path / "train.tsv").read_bytes() + b"light\t0\n")
-    for more, values in (
-        (["--lr", 1e-4], ["--lr", "5e-05", "0.0001"]),
-        (["--test", tmp_path / "b.tsv"], ["--test"]),
-        (["--from-scratch"], ["--from-scratch"]),
-        (["--train", tmp_path / "b.tsv", "--epochs", 3], ["--epochs", "1", "3", "--train"]),
-        (["--task", "regression"], ["--task", "classification", "regression", "accuracy", "pearson"]),
-        (["--checkpoint", tmp_path / "other"], ["--checkpoint", newest, tmp_path / "other"]),
+    for more, named in (
+        (["--lr", 1e-4], "--lr 5e-05 → 0.0001"),
+        (["--test", tmp_path / "b.tsv"], "--test"),
+        (["--train", tmp_path / "b.tsv", "--from-scratch"], "--from-scratch"),
+        (["--task", "regression"], "--task classification → regression"),
+        (["--checkpoint", tmp_path / "other"], f"--checkpoint {newest} → {tmp_path / 'other'}"),
     ):
-        refusal = refused(finetune.main, *command, *more, kind="other-settings", option="out")
-        assert all(str(value) in refusal.sentence for value in [first, *values])
-    assert {name: content for name, content in contents(first.parent).items() if not name.endswith(".lock")} == files
+        refused(main, *command, *more, kind="other-settings", option="out", says=named)
+    assert contents(first.parent) == files
     kept, config = (json.loads((first / name).read_text()) for name in ("seed.json", "config.json"))
     del kept["of"]["the order of labels"]  # as in 0.1.0
     (first / "seed.json").write_text(json.dumps(kept))
     seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
     (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
-    refused(finetune.main, *command, kind="other-settings", option="out")
+    refused(main, *command, kind="other-settings", option="out")
 
 
 def test_a_model_is_its_name_or_its_files(source, tmp_path):
-    kind, copy, job = classes("a"), shutil.copytree(source, tmp_path / "copy"), Job(checkpoint=str(source), out="x")
-    by_name = [seeds.settings_key(replace(job, teacher=str(name)), kind) for name in ("org/a", "org/b", source, copy)]
-    assert by_name[0] != by_name[1]
-    assert by_name[2] == by_name[3]
+    def key(task="classification", **more):
+        return seeds.settings_key(seeds.Job(checkpoint=str(source), out="x", **more), TASKS[task]())
+
+    copy = shutil.copytree(source, tmp_path / "copy")
+    before = key(teacher=str(copy))
+    assert key(teacher="org/a") != key(teacher="org/b")
+    assert key(teacher=str(source)) == before
     (copy / "vocab.txt").write_text("x")
-    assert seeds.settings_key(replace(job, teacher=str(copy)), kind) != by_name[2]
+    assert key(teacher=str(copy)) != before
     files = [write(tmp_path / f"{name}-train.json", "[]") for name in "dm"]  # two files of C3 that one name stands for
-    before = seeds.settings_key(replace(job, train=str(files[0])), TASKS["choice"]())
+    before = key("choice", train=str(files[0]))
     files[1].write_text("[1]")
-    assert seeds.settings_key(replace(job, train=str(files[0])), TASKS["choice"]()) != before
+    assert key("choice", train=str(files[0])) != before
 
 
 def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
-    succeeds(finetune.main, *command)
+    succeeds(main, *command)
     out, seed = tmp_path / "out", tmp_path / "out" / "seed-0"
     complete = contents(out)
     weights = complete["seed-0/model.safetensors"]
@@ -318,91 +288,48 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
         ("seed.json", b"{}"),
         ("seed.json", b"[" * 100_000),
         ("checkpoint.json", b"[" * 100_000),
-        ("checkpoint.json", b""),
+        ("checkpoint.json", None),  # as if it was never written
     ]
     for turn, (name, damage) in enumerate(damages, start=1):
-        (seed / name).write_bytes(damage)
+        (seed / name).unlink()
+        if damage is not None:
+            (seed / name).write_bytes(damage)
         damaged = contents(seed)
-        said = succeeds(finetune.main, *command).stderr
+        said = succeeds(main, *command).stderr
         aside = out / ("damaged-seed-0" if turn == 1 else f"damaged-seed-0-{turn}")
-        (line,) = (line for line in said.splitlines() if " is damaged: " in line)
-        assert all(str(part) in line for part in (seed, name, aside))
+        assert all(str(part) in said for part in (seed, name, aside))
         assert contents(aside) == damaged
         assert {path: known for path, known in contents(out).items() if not path.startswith("damaged")} == complete
-    (seed / "checkpoint.json").unlink()  # as if it was never written
-    assert " is damaged: " in succeeds(finetune.main, *command).stderr
+    with pytest.MonkeyPatch.context() as patch:  # what cannot be read now is not trained again
+        cannot_read(patch, seed / "model.safetensors")
+        refused(main, *command, kind="unreadable")
+    assert {path: known for path, known in contents(out).items() if not path.startswith("damaged")} == complete
     (seed / "model.safetensors").write_bytes(b"")
-    refused(finetune.main, *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
+    refused(main, *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
     with recorded(tmp_path) as disk:
         assert seeds.finished(seed) is None
     assert not disk.pending
 
 
-def test_a_seed_that_cannot_be_read_now_is_not_trained_again(command, tmp_path, monkeypatch):
-    succeeds(finetune.main, *command)
-    before = contents(tmp_path / "out")
-    cannot_read(monkeypatch, tmp_path / "out" / "seed-0" / "model.safetensors")
-    refused(finetune.main, *command, kind="unreadable")
-    monkeypatch.undo()
-    assert contents(tmp_path / "out") == before
-    succeeds(finetune.main, *command)
-
-
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-def without_a_layer(folder):
-    weights = weights_in(folder)
-    save_file({k: v for k, v in weights.items() if "layer.1." not in k}, folder / "model.safetensors", {"format": "pt"})
+BROKEN = {"model.safetensors": "weights-missing", "tokenizer.json": "model-unreadable"}
+BROKEN |= {"tokenizer_config.json": "tokenizer-lacks-token"}
 
 
-def cut(folder):
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
-
-
-def without_padding(folder):
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
-
-
-BROKEN = [  # what is done to a checkpoint, the kind of the error, and a part of it
-    (without_a_layer, "weights-missing", "bert.encoder.layer.1."),
-    (cut, "model-unreadable", ""),
-    (lambda folder: (folder / "tokenizer.json").unlink(), "model-unreadable", ""),
-    (without_padding, "tokenizer-lacks-token", ""),
-]
-
-
-@pytest.mark.parametrize(("damage", "kind", "says"), BROKEN)
-def test_a_checkpoint_that_is_not_complete_is_refused(source, tmp_path, damage, kind, says):
-    broken = tmp_path / "broken"
-    shutil.copytree(source, broken, ignore=shutil.ignore_patterns("checkpoint.json"))
-    damage(broken)
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_checkpoint_that_is_not_complete_is_refused(source, tmp_path, name):
+    broken = shutil.copytree(source, tmp_path / "broken", ignore=shutil.ignore_patterns("checkpoint.json"))
+    some = {name: weight for name, weight in weights_in(source).items() if "layer.1." not in name}
+    settings = json.loads((source / "tokenizer_config.json").read_bytes()) | {"pad_token": None}
+    (broken / name).unlink()
+    if name == "model.safetensors":
+        save_file(some, broken / name, {"format": "pt"})
+    elif name == "tokenizer_config.json":
+        write(broken / name, json.dumps(settings))
     arguments = tuning(broken, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
-    refused(finetune.main, *arguments, kind=kind, option="checkpoint", given=str(broken), says=says)
-
-
-def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):
-    data = write_labelled(tmp_path / "train.tsv", header=["sentence\tlabel"])
-    other, gone, none = write(tmp_path / "dev.tsv", "light\t7"), tmp_path / "gone", tmp_path / "none.tsv"
-    arguments = tuning(bert_run, data, tmp_path / "out")
-    for more, kind, option, value in (
-        (["--text", "body"], "no-column", "text", "body"),
-        (["--dev", none], "not-found", None, str(none)),
-        (["--dev", other], "bad-row", None, None),
-        (["--task", "regression", "--text", "label", "--label", "sentence"], "bad-row", None, None),
-        (["--task", "multilabel", "--separator", ""], "missing", "separator", ""),
-        (["--length", 2], "conflict", "length", 2),
-        (["--length", 600], "too-long", "length", 600),
-        (["--lora", "r=2,alpha=2", "--from-scratch"], "conflict", "lora", "r=2,alpha=2"),
-        (["--lora", "r=2,alpha=2", "--freeze", "all"], "conflict", "lora", "r=2,alpha=2"),
-        (["--lora", "8"], "malformed", "lora", "8"),
-        (["--checkpoint", tmp_path], "not-a-run", "checkpoint", str(tmp_path)),
-        (["--checkpoint", gone], "model-not-found", "checkpoint", str(gone)),
-        (["--out", data], "out-exists", "out", str(data)),
-        (["--out", data / "cola"], "out-exists", "out", str(data / "cola")),
-    ):
-        assert refused(finetune.main, *arguments, *more, kind=kind, option=option).given == value
+    refused(main, "finetune", *arguments, kind=BROKEN[name], option="checkpoint", given=str(broken))
 
 
 # ------------------------------------------------------------------------------------------------------------- teachers
@@ -414,8 +341,7 @@ TUNING = ["--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
 def teacher(source, once):
     def make(folder):
         data = write_labelled(folder / "a.tsv", repeat=4)
-        result = json_of(finetune.main, *tuning(source, data, folder / "tuned", *TUNING))
-        assert result["dev_accuracy"]["min"] == 1.0
+        assert tuned(source, data, folder / "tuned", *TUNING)["dev_accuracy"]["min"] == 1.0
 
     return once("teacher of a task", make) / "tuned" / "seed-0"
 
@@ -423,7 +349,7 @@ def teacher(source, once):
 def test_a_student_learns_what_its_teacher_says_and_not_the_labels(source, teacher, tmp_path):
     data = write(tmp_path / "a.tsv", *[f"{text}\t{int(text in BAD)}" for text in GOOD + BAD] * 4)
     more = ["--dev", write_labelled(tmp_path / "dev.tsv"), "--teacher", teacher]
-    result = json_of(finetune.main, *tuning(source, data, tmp_path / "out", *more, *TUNING))
+    result = tuned(source, data, tmp_path / "out", *more, *TUNING)
     assert result["dev_accuracy"]["min"] == 1.0
     assert result["teacher"] == str(teacher)
     tasks = (classes(*order) for order in ("01", "10"))  # the labels may have another order than those of the teacher
@@ -434,9 +360,9 @@ def test_a_student_learns_what_its_teacher_says_and_not_the_labels(source, teach
 def test_a_teacher_of_something_else_is_refused(source, teacher, tmp_path):
     """Also of another kind of task whose labels have the same names."""
     data, same = write(tmp_path / "a.tsv", "river\tyes", "salt\tno"), write_labelled(tmp_path / "same.tsv")
-    succeeds(finetune.main, *tuning(source, same, tmp_path / "several", "--task", "multilabel"))
+    tuned(source, same, tmp_path / "several", "--task", "multilabel")
     several = tmp_path / "several" / "seed-0"
-    common = tuning(source, data, tmp_path / "out", "--teacher")
+    common = ["finetune", *tuning(source, data, tmp_path / "out", "--teacher")]
     for more, kind in (
         ([teacher], "unsupported"),
         ([teacher, "--task", "token"], "conflict"),
@@ -444,5 +370,5 @@ def test_a_teacher_of_something_else_is_refused(source, teacher, tmp_path):
         ([tmp_path / "none"], "model-not-found"),
         ([several, "--train", same, "--dev", same], "unsupported"),
     ):
-        assert refused(finetune.main, *common, *more, kind=kind, option="teacher").given == str(more[0])
-    succeeds(finetune.main, *common, several, "--task", "multilabel", "--train", same, "--dev", same)
+        assert refused(main, *common, *more, kind=kind, option="teacher").given == str(more[0])
+    succeeds(main, *common, several, "--task", "multilabel", "--train", same, "--dev", same)
