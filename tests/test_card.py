@@ -13,14 +13,13 @@ import transformers
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from support.commands import succeeds, tuning
-from support.data import ROOT
+from support.data import ROOT, write_labelled
 from support.runs import TINY, changing, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain import card, checkpoint, state
+from bertrain.__main__ import main
 from bertrain.config import Config
-from bertrain.lab import finetune
-from bertrain.pretrain import pretrain
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
 OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "mlm_probability": 0.3}
@@ -37,17 +36,12 @@ def trained(dataset, once):
     return once("card", make) / "run"
 
 
-@pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
-
-
 def cells(directory):
     """The rows of two cells of a card's tables."""
     return dict(re.findall(r"^\| ([a-z, ]+) \| (.*) \|$", (directory / "README.md").read_text(), re.MULTILINE))
 
 
-def test_a_card_has_what_the_hub_reads_and_the_numbers_of_the_run(trained, dataset):
+def test_a_card_has_what_the_hub_reads_and_the_numbers_of_the_run(trained, dataset, monkeypatch):
     about = json.loads((trained / "run.json").read_bytes())
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     losses = {entry["step"]: entry for entry in log if "validation_loss" in entry}
@@ -74,6 +68,11 @@ def test_a_card_has_what_the_hub_reads_and_the_numbers_of_the_run(trained, datas
         wanted = ["elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability"]
         options = {"--" + name.replace("_", "-"): str(about["config"][name]) for name in wanted}
         assert given == options | {"--model": "bert.json"}
+    monkeypatch.chdir(trained)
+    (code,), names = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL), {}
+    exec(code, names)
+    assert isinstance(names["model"], type(AutoModelForMaskedLM.from_pretrained(path)))
+    assert len(names["tokenizer"]) == dataset.special_tokens.vocab_size
 
 
 def test_a_card_says_on_which_rows_its_loss_was_measured(dataset, tmp_path):
@@ -125,28 +124,21 @@ def test_a_card_says_which_transformers_read_a_model(kind, settings, names):
     assert names is None or {name: config.to_dict()[found[name]] for name in names} == names
 
 
-def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):
-    monkeypatch.chdir(trained)
-    (code,) = re.findall(r"```python\n(.*?)```", (trained / "step-00000004" / "README.md").read_text(), re.DOTALL)
-    names = {}
-    exec(code, names)
-    assert isinstance(names["model"], type(AutoModelForMaskedLM.from_pretrained(trained / "step-00000004")))
-    assert len(names["tokenizer"]) == dataset.special_tokens.vocab_size
-
-
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
+def test_an_edited_card_is_kept_and_harms_no_checkpoint(trained, dataset, tmp_path, is_damaged):
+    run = shutil.copytree(trained, tmp_path / "run")
     path = run / "step-00000004" / "README.md"
     path.write_text("mine\n")
-    assert checkpoint.find(run).name == "step-00000004"
+    assert checkpoint.find(run) == path.parent
     if is_damaged:
-        (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
-    pretrain(Config.make(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
+        (path.parent / "model.safetensors").write_bytes(b"damaged")
+    config = json.loads((run / "run.json").read_bytes())["config"]
+    train(dataset.path, run, model=config["model"], elastic="layers=1:3", **OPTIONS)
     if is_damaged:
         path = run / "damaged-00000004" / "README.md"
     assert path.read_text() == "mine\n"
     path.unlink()
-    assert checkpoint.find(run).name == "step-00000004"
+    assert checkpoint.find(run) == run / "step-00000004"
 
 
 def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(trained):
@@ -160,21 +152,16 @@ def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(tr
 
 
 def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
-    lines = [f"{word} {number}\t{word == 'good'}" for number in range(8) for word in ("good", "bad")]
-    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
-
-    def tuned():
-        succeeds(finetune.main, *tuning(trained, tmp_path / "train.tsv", tmp_path / "tuned"))
-        (run,) = json.loads((tmp_path / "tuned" / "result.json").read_bytes())["runs"]
-        return run, tmp_path / "tuned" / "seed-0" / "README.md"
-
-    run, path = tuned()
+    data, path = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned" / "seed-0" / "README.md"
+    command = ["finetune", *tuning(trained, data, tmp_path / "tuned")]
+    succeeds(main, *command)
+    (run,) = json.loads((tmp_path / "tuned" / "result.json").read_bytes())["runs"]
     about = ModelCard.load(path)
     assert about.data.license == "other"
     assert f"| dev accuracy | {run['dev']['accuracy']:.4f} |" in about.text
-    assert "| rows | 16 |" in about.text
+    assert "| rows | 6 |" in about.text
     assert "| epochs | 1 |" in about.text
     assert " `step-00000004`" in about.text
     path.write_text("mine\n")
-    assert tuned()[0] == run
+    succeeds(main, *command)
     assert path.read_text() == "mine\n"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import refused, refuses, succeeds, tuning
-from support.data import build, byte_level_bpe, make_text, write_labelled
+from support.data import built, byte_level_bpe, make_text, write_labelled
 from support.disk import write
 from support.families import DECODERS, VARIANTS, fast
 from support.runs import last_checkpoint, learner, train, train_twice
@@ -18,8 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 import bertdata
 from bertdata.cli import main as command_line
-from bertrain.commands import evaluate, merge
-from bertrain.lab import finetune
+from bertrain.__main__ import main
 from bertrain.models.load import check_runs, load_model, new_model, start_from
 
 TOKENS = ["<|begin|>", "<|end|>", "<|unused 1|>", "<|unused 2|>"]
@@ -43,13 +42,9 @@ def tokenizer(once):
 @pytest.fixture(scope="module")
 def dataset(once, tokenizer):
     """Short documents, in a tokenizer whose roles were given."""
-
-    def make(folder):
-        text, shares = write(folder / "text.txt", make_text(60)), ("--documents", "line", "--validation", 0.2)
-        given = ("build", text, "--out", folder / "shards", "--tokenizer", tokenizer, "--roles", SPELLED, *shares)
-        succeeds(command_line, *given)
-
-    return bertdata.open(once("rows of a decoder", make) / "shards")
+    options = {"tokenizer": str(tokenizer), "roles": SPELLED, "documents": "line", "validation": 0.2}
+    folder = once("rows of a decoder", lambda folder: built(folder, make_text(60), **options))
+    return bertdata.open(folder / "shards")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +75,7 @@ def test_tokens_of_a_tokenizer_take_roles_and_texts_get_them_as_rows_do(dataset,
     assert theirs(text)["input_ids"] == ids[1:-1]
     assert [getattr(ours, f"{role}_token") for role in ROLES] == list(ROLES.values())
     text = write(tmp_path / "text.txt", text)
-    given = ("build", text, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--validation", "0", "--roles")
+    given = ("build", text, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--validation", 0, "--roles")
     for roles in ("mask=<|unknown|>", "bos=<|begin|>", "mask", "cls=<|begin|>,sep=", "pad=a,pad=<|end|>"):
         refused(command_line, *given, roles, kind="unknown", option="roles")
     refused(command_line, *given, "cls=<|begin|>,mask=<|begin|>", kind="conflict", option="roles")
@@ -118,39 +113,33 @@ def test_a_decoder_attends_to_both_sides_wherever_its_checkpoint_is_loaded(decod
 
 
 def test_a_decoder_learns_packed_and_other_rows_in_phases_with_an_adapter(decoder, dataset, tmp_path):
-    pytest.importorskip("peft")
-    phases = {"phase": [{"share": 0.5, "length": 16, "rope_base": 1e4}, {"rope_base": 2e4}], "steps": 4}
-    train_twice(
-        dataset.path, tmp_path / "run", 2, lora="r=2,alpha=2", init=str(decoder("phi3")), eval_every=0, **phases
-    )
-    last = last_checkpoint(tmp_path / "run")
-    assert "AutoModelForCausalLM" in (last / "README.md").read_text()
-    assert "transformers 5.2 and newer versions read it; in older" in (last / "README.md").read_text()
-    assert "config.is_causal = False" in (last / "adapter" / "README.md").read_text()
+    phases = [{"share": 0.5, "length": 16, "rope_base": 1e4}, {"rope_base": 2e4}]
+    options = {"init": str(decoder("phi3")), "lora": "r=2,alpha=2", "steps": 4, "eval_every": 0, "phase": phases}
+    train_twice(dataset.path, tmp_path / "run", 2, **options)
+    card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
+    assert "AutoModelForCausalLM" in card
+    assert "transformers 5.2 and newer versions read it; in older" in card
+    assert "config.is_causal = False" in (last_checkpoint(tmp_path / "run") / "adapter" / "README.md").read_text()
 
 
 def test_a_decoder_is_fine_tuned_for_what_transformers_has_a_head_for(decoder, dataset, tmp_path):
     train(dataset.path, tmp_path / "run", init=str(decoder("gemma3_text")), **OPTIONS)
     labelled = write_labelled(tmp_path / "train.tsv")
-    succeeds(finetune.main, *tuning(tmp_path / "run", labelled, tmp_path / "tuned"))
+    succeeds(main, "finetune", *tuning(tmp_path / "run", labelled, tmp_path / "tuned"))
     assert AutoConfig.from_pretrained(tmp_path / "tuned" / "seed-0").is_causal is False
     words = write(tmp_path / "words.txt", "a X", "dog Y", "", "a X", "cat Y")
     given = tuning(tmp_path / "run", words, tmp_path / "tags", "--task", "token")
-    refused(finetune.main, *given, kind="model-unreadable", option="checkpoint", says="gemma3_text has no such head")
+    refused(main, "finetune", *given, kind="model-unreadable", option="checkpoint", says="gemma3_text has no such head")
 
 
 def test_a_decoder_that_was_not_adapted_is_no_encoder_in_silence(decoder, dataset, tmp_path):
     given = "--checkpoint", decoder("llama"), "--data", dataset.path, "--length", 32
-    assert "was not trained to attend to both sides" in succeeds(evaluate.main, *given).stderr
+    assert "was not trained to attend to both sides" in succeeds(main, "evaluate", *given).stderr
     raw = shutil.copytree(decoder("llama"), tmp_path / "raw")
     write(raw / "tokenizer_config.json", json.dumps({"eos_token": "<|end|>", "pad_token": TOKENS[3]}))
     given = tuning(raw, write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned", "--lora", "r=2,alpha=4")
-    assert "attend to the left only" in succeeds(finetune.main, *given).stderr
+    assert "attend to the left only" in succeeds(main, "finetune", *given).stderr
     assert not [*(tmp_path / "tuned" / "seed-0" / "adapter").glob("README.md")]
-    train(dataset.path, tmp_path / "run", init=str(decoder("llama")), save_every=1, **OPTIONS)
-    merged = succeeds(merge.main, *(tmp_path / "run").glob("step-*"), "--out", tmp_path / "mean")
-    assert "warning" not in merged.stderr
-    assert "AutoModelForCausalLM" in (tmp_path / "mean" / "README.md").read_text()
 
 
 def test_a_transformers_that_lets_a_decoder_attend_to_one_side_is_refused(decoder, dataset):
@@ -162,7 +151,6 @@ def test_a_transformers_that_lets_a_decoder_attend_to_one_side_is_refused(decode
 
 
 def test_new_tokens_for_masks_need_another_model(decoder, tokenizer, tmp_path):
-    text = write(tmp_path / "text.txt", make_text(20))
-    shards = build([text], tmp_path / "shards", tokenizer=str(tokenizer), special_tokens=True).dataset
+    shards = built(tmp_path, make_text(20), tokenizer=str(tokenizer), special_tokens=True)
     with refuses("tokenizer-differs", says="--roles"):
         start_from(str(decoder("llama")), shards, length=32)

@@ -18,7 +18,6 @@ from support.data import BAD, GOOD, ROOT
 from support.disk import write
 from support.families import model_of
 from support.runs import train
-from transformers import AutoTokenizer
 
 from bertrain import checkpoint
 from bertrain.models.load import tokenizer_files
@@ -62,22 +61,9 @@ def outside(monkeypatch):
     return run
 
 
-@pytest.mark.slow
-def test_a_tuned_model_is_saved_and_gives_the_same_embeddings(dataset, bert_run, names, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    start = str(bert_run / "step-00000002")
-    model = names["main"](str(dataset.path), start, str(tmp_path / "embeddings"))
-    texts = ["river light", "the bread of morning and the wind", "salt"]
-    one, two = (SentenceTransformer(str(tmp_path / "embeddings")).encode(texts) for _ in range(2))
-    assert one.shape == (3, 128)
-    assert (one == two).all()
-    assert (one == model.encode(texts)).all()
-    assert abs(one - SentenceTransformer(start).encode(texts)).max() > 1e-3
-
-
 @pytest.mark.outside
 def test_mteb_gives_a_tuned_model_the_figure_that_was_printed(dataset, bert_run, names, outside, tmp_path, capsys):
+    """So it was saved, too."""
     names["main"](str(dataset.path), str(bert_run / "step-00000002"), str(tmp_path / "embeddings"))
     scores = [float(score) for score in re.findall(r"ndcg@10 ([\d.]+)", capsys.readouterr().out)]
     for name in ("embeddings", "search_task"):
@@ -88,16 +74,12 @@ def test_mteb_gives_a_tuned_model_the_figure_that_was_printed(dataset, bert_run,
 
 
 @pytest.mark.slow
-def test_pairs_are_neighbours_and_no_held_out_text_is_in_both_columns(dataset, bert_run, names):
-    tokenizer = AutoTokenizer.from_pretrained(bert_run / "step-00000002")
-    pairs = list(names["neighbours"](dataset, tokenizer, "train"))
-    shards = dataset.splits["train"]
-    assert len(pairs) == sum(shard.num_sentences - shard.num_documents for shard in shards)
-    first = tokenizer.decode(dataset.document(0), skip_special_tokens=True)
-    assert first.startswith(f"{pairs[0][0]} {pairs[0][1]}")
+def test_pairs_are_neighbours_and_no_held_out_text_is_in_both_columns(dataset, names):
     numbers = itertools.count()
     numbered = SimpleNamespace(batch_decode=lambda sentences, **_: [str(next(numbers)) for _ in sentences])
     pairs = [tuple(pair) for pair in names["neighbours"](dataset, numbered, "validation")]
+    shards = dataset.splits["validation"]
+    assert len(pairs) == sum(shard.num_sentences - shard.num_documents for shard in shards)
     numbers = itertools.count()
     sentences, nexts = names["held_out"](dataset, numbered)
     assert {*zip(sentences.values(), nexts.values(), strict=True)} < {*pairs}

@@ -12,17 +12,12 @@ from support.families import SMALL, VARIANTS
 from support.runs import QUIET, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-import bertdata
-from bertdata.tokenize.load import load
+from bertdata.support import LoadedTokenizer, load_tokenizer
+from bertrain.__main__ import main
 from bertrain.lab import transplant
-from bertrain.lab.elastic import extract
-from bertrain.models.load import max_length
 
-KINDS = ("bert", "modernbert", "albert", "deberta-v2", "bert untied")
-
-
-def vocabulary(path, tokens):
-    return write(path, *SPECIALS, *tokens)
+KINDS = [(kind, 0) for kind in ("bert", "modernbert", "albert", "deberta-v2", "bert untied")]
+KINDS += [("roberta", place) for place in (0, 1, 3)]
 
 
 @pytest.fixture
@@ -31,14 +26,20 @@ def ordinary(vocab):
     return Path(vocab).read_text().splitlines()[len(SPECIALS) :]
 
 
+def specials(place=0):
+    """The special tokens with the padding at a place."""
+    others = [token for token in SPECIALS if token != "[PAD]"]
+    return [*others[:place], "[PAD]", *others[place:]]
+
+
 @pytest.fixture
-def checkpoint(vocab, tmp_path):
+def checkpoint(ordinary, tmp_path):
     """A function: a kind of model → a directory with one at random, and the vocabulary of the tests."""
 
-    def make(kind):
-        tokenizer, settings = load(vocab), SMALL.get(kind) or VARIANTS[kind]
-        sizes = {"vocab_size": tokenizer.special.vocab_size, "pad_token_id": 0} | settings
-        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind.split()[0], **sizes))
+    def make(kind, pad=0):
+        tokenizer = load_tokenizer(str(write(tmp_path / "old.txt", *specials(pad), *ordinary)))
+        settings = {"vocab_size": len(SPECIALS + ordinary), "pad_token_id": pad} | (SMALL.get(kind) or VARIANTS[kind])
+        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind.split()[0], **settings))
         for parameter in model.parameters():  # biases and padding too
             torch.nn.init.normal_(parameter, std=0.2)
         model.save_pretrained(tmp_path / "old")
@@ -48,7 +49,7 @@ def checkpoint(vocab, tmp_path):
 
 
 def moved(directory, tokenizer, out):
-    result = succeeds(transplant.main, "--checkpoint", directory, "--tokenizer", tokenizer, "--out", out)
+    result = succeeds(main, "transplant", "--checkpoint", directory, "--tokenizer", tokenizer, "--out", out)
     return result.stdout, AutoModelForMaskedLM.from_pretrained(out).eval()
 
 
@@ -57,21 +58,23 @@ def logits(model, ids):
     return model(input_ids=torch.tensor([ids])).logits[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_permuted_vocabulary_permutes_the_logits(checkpoint, ordinary, tmp_path, kind):
-    directory = checkpoint(kind)
+@pytest.mark.parametrize(("kind", "place"), KINDS)
+def test_a_permuted_vocabulary_permutes_the_logits(checkpoint, ordinary, tmp_path, kind, place):
+    """Also where the padding, which decides where positions begin, gets another place."""
+    pad = int(kind == "roberta")
+    directory, before = checkpoint(kind, pad), specials(pad) + ordinary
     old = AutoModelForMaskedLM.from_pretrained(directory).eval()
     shuffled = random.Random(1).sample(ordinary, len(ordinary))
     for tokens in (ordinary, shuffled):
-        out = tmp_path / str(tokens is shuffled)
-        said, new = moved(directory, vocabulary(tmp_path / "new.txt", tokens), out)
-        assert f"{len(SPECIALS + tokens)} tokens copied, 0 means of tokens, 0 at random" in said
-        old_id = [(SPECIALS + ordinary).index(token) for token in SPECIALS + tokens]
-        ids = [2, 9, 4, 30, 17, 3]
+        out, after = tmp_path / str(tokens is shuffled), specials(place) + tokens
+        said, new = moved(directory, write(tmp_path / "new.txt", *after), out)
+        assert f"{len(after)} tokens copied, 0 means of tokens, 0 at random" in said
+        ids = [after.index(token) for token in ("[CLS]", *ordinary[4:8], "[SEP]")]
+        old_id = [before.index(token) for token in after]
         expected = logits(old, [old_id[number] for number in ids])[:, old_id]
         assert torch.allclose(logits(new, ids), expected, atol=1e-5)
         same = [torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True)]
-        assert all(same) == (tokens is ordinary)
+        assert all(same) == (tokens is ordinary) or kind == "roberta"  # whose first positions are of no token
         has_types = "token_type_ids" in AutoTokenizer.from_pretrained(out).model_input_names
         assert has_types == (kind not in ("modernbert", "deberta-v2"))
 
@@ -81,7 +84,7 @@ def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, 
     word = next(token for token in ordinary if not token.startswith("##") and len(token) > 2)
     letter = next(token for token in ordinary if token.startswith("##"))
     tokens = [word + letter[2:], word, "Ω", "##Ω"]
-    said, _ = moved(directory, vocabulary(tmp_path / "new.txt", tokens), tmp_path / "new")
+    said, _ = moved(directory, write(tmp_path / "new.txt", *SPECIALS, *tokens), tmp_path / "new")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "new")) == len(SPECIALS + tokens)
     copied = len(SPECIALS) + 1
     assert f"{copied} tokens copied, 1 means of tokens, 2 at random" in said
@@ -102,7 +105,7 @@ def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, 
 
 def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):
     byte_level = byte_level_bpe(400, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    bpe, wordpiece = bertdata.tokenize.tokenizer.LoadedTokenizer(byte_level.to_str()), load(vocab)
+    bpe, wordpiece = LoadedTokenizer(byte_level.to_str()), load_tokenizer(vocab)
     origins, copied = transplant.pieces(wordpiece, bpe)
     roles = {bpe.special.roles()[role]: number for role, number in wordpiece.special.roles().items()}
     assert all(origins[number] == [old] for number, old in roles.items())
@@ -119,7 +122,7 @@ def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):
 def test_a_vocabulary_without_the_padding_id_that_the_model_needs_is_refused(checkpoint, tmp_path):
     (tmp_path / "bare.txt").write_text("[UNK]\na\nb\n")
     bare = ["--checkpoint", checkpoint("roberta"), "--tokenizer", tmp_path / "bare.txt", "--out", tmp_path / "out"]
-    refused(transplant.main, *bare, kind="unsupported", option="model")
+    refused(main, "transplant", *bare, kind="unsupported", option="model")
     assert not (tmp_path / "out").exists()
 
 
@@ -128,31 +131,11 @@ def test_a_head_for_next_sentences_is_kept_and_the_tokenizer_is_as_the_model_tak
     train(dataset.path, tmp_path / "run", **QUIET, objective="mlm+nsp", steps=1)
     _, model = moved(tmp_path / "run", vocab, tmp_path / "moved")
     cut = ["--layers", 1, "--width", 16, "--heads", 1, "--out", tmp_path / "small"]
-    succeeds(extract.main, "--checkpoint", tmp_path / "run", *cut)
+    succeeds(main, "extract", "--checkpoint", tmp_path / "run", *cut)
     before, after, small = (weights_in(tmp_path / name) for name in ("run/last", "moved", "small"))
     for name, size in (("cls.seq_relationship.weight", 2), ("bert.pooler.dense.weight", 16)):
         assert torch.equal(before[name], after[name])
         assert torch.equal(before[name][:size, :16], small[name])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "moved")
     assert tokenizer.model_input_names == ["input_ids", "token_type_ids", "attention_mask"]
-    assert tokenizer.model_max_length == max_length(model.config)
-
-
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_positions_follow_the_padding_id(ordinary, tmp_path, place):
-    def tokens(where):
-        others = [token for token in SPECIALS if token != "[PAD]"]
-        return [*others[:where], "[PAD]", *others[where:], *ordinary]
-
-    tokenizer = load(str(write(tmp_path / "old.txt", *tokens(1))))
-    sizes = SMALL["roberta"] | {"vocab_size": len(tokens(1)), "pad_token_id": 1}
-    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("roberta", **sizes)).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(tmp_path / "old")
-    write_all(tmp_path / "old", tokenizer.files)
-    _, new = moved(tmp_path / "old", write(tmp_path / "new.txt", *tokens(place)), tmp_path / "new")
-    old_id = [tokens(1).index(token) for token in tokens(place)]
-    ids = [tokens(place).index(token) for token in ("[CLS]", *ordinary[:4], "[SEP]")]
-    expected = logits(model, [old_id[number] for number in ids])[:, old_id]
-    assert torch.allclose(logits(new, ids), expected, atol=1e-5)
+    assert tokenizer.model_max_length == model.config.max_position_embeddings
