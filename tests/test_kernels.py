@@ -1,25 +1,21 @@
 """Every kernel equals its slow reference implementation, and hostile arguments do no harm."""
 
-import os
 from functools import partial
 from itertools import pairwise
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numba import njit
 from reference import documents as reference
 from reference import keys
 from support.data import word_list
 
 from bertdata import IGNORE_INDEX, Masking, SpecialTokens
-from bertdata.bits import load64, store64
 from bertdata.choices import MASKING_POLICIES
 from bertdata.read import order
 from bertdata.read.masking import Masker
-from bertdata.sources.kernels import TEXT_PADDING, _copy_line
+from bertdata.sources.kernels import TEXT_PADDING
 from bertdata.write import kernels as build_kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -144,24 +140,3 @@ def test_words_are_counted_as_the_reference_counts_them(texts):
     counts = np.empty(len(texts), np.int64)
     build_kernels.count_words(data, offsets, 1, counts)
     assert counts.tolist() == [reference.num_words(text) for text in texts]
-
-
-@njit
-def copied(source, i, target, p):
-    """Copies 64 bytes, and the first 8 of them once more behind these. Returns which are newlines, and not ASCII."""
-    bits = _copy_line(source, i, target, p)
-    store64(target, p + 64, load64(source, i))
-    return bits
-
-
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-def test_offsets_of_bytes_may_be_beyond_4_gb():
-    """As those of a large file that is mapped into memory. Zeros that are not written take no memory."""
-    text = "I'll eat; it's -N, In\tthe Year\n2026 é\0".encode() * 4
-    far, near = 2**32, np.frombuffer(text, np.uint8)
-    data = np.zeros(far + 2 * len(text), np.uint8)
-    data[far : far + len(text)] = near
-    start = far + len(text)
-    expected = tuple(sum(1 << k for k in range(64) if is_set(text[k])) for is_set in (b"\n".__contains__, (127).__lt__))
-    assert copied(near, 0, data, start) == copied(data, far, np.zeros(72, np.uint8), 0) == expected
-    assert data[start : start + 72].tobytes() == text[:64] + text[:8]

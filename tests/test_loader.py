@@ -203,29 +203,21 @@ def test_wrong_arguments_are_named(dataset):
 
 
 @pytest.mark.parametrize("samples", ["windows", "documents"])
-def test_positions_are_integers_of_any_width(dataset, samples):
-    loader = Loader(dataset, length=5, global_batch_size=4, samples=samples, seed=2)
-    wide, last = loader.num_samples, np.iinfo(np.int8).max
-    positions = np.arange(0, last)
+def test_positions_are_integers_from_0_of_any_width(dataset, samples):
+    loader = Loader(dataset, length=5, global_batch_size=4, samples=samples, seed=2, variants=2)
+    positions = np.arange(np.iinfo(np.int8).max)
     expected = loader.read(positions).input_ids
-    assert wide > last  # so that ids of samples do not fit in a byte
+    assert loader.num_samples > len(positions)  # so that ids of samples do not fit in a byte
     for dtype in (np.int8, np.uint8, np.int16, np.uint64):
         assert np.array_equal(loader.read(positions.astype(dtype)).input_ids, expected)
     assert np.array_equal(loader.read(positions.tolist()).input_ids, expected)
-    for wrong in (positions.astype(float), positions[None], np.array("0")):
-        with refuses("malformed", "positions"):
-            loader.read(wrong)
-
-
-def test_nothing_comes_before_the_first_sample(dataset):
-    loader = Loader(dataset, length=16, global_batch_size=4, variants=2)
-    for read in (
-        lambda: loader.read(np.array([3, -1])),
-        lambda: loader.spans(np.array([-1])),
-        lambda: loader.batch(-1),
+    for kind, read, wrong in (
+        *(("malformed", loader.read, wrong) for wrong in (positions.astype(float), positions[None], np.array("0"))),
+        *(("out-of-range", read, np.array([3, -1])) for read in (loader.read, loader.spans)),
+        ("out-of-range", loader.batch, -1),
     ):
-        with refuses("out-of-range", "positions"):
-            read()
+        with refuses(kind, "positions"):
+            read(wrong)
     first = next(loader)
     assert np.array_equal(loader.batch(-1).input_ids, first.input_ids)
 

@@ -31,10 +31,8 @@ from bertrain.state import TrainState
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
 DEFAULT = Config.make(data="x")
-RUN = {
-    name: getattr(DEFAULT, name)
-    for name in ("length", "global_batch_size", "lr", "lr_end", "schedule", "decay_share", "warmup")
-}
+SET = ("length", "global_batch_size", "lr", "lr_end", "schedule", "decay_share", "warmup")
+RUN = {name: getattr(DEFAULT, name) for name in SET}
 
 
 def table_of(phases):

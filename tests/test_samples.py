@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
 from support.commands import refuses
-from support.data import SPECIAL, build, faults_of, of_vocabulary, shard_of, stream_of, write_dataset
-from support.disk import contents
+from support.data import SPECIAL, SPECIALS, built, faults_of, of_vocabulary, shard_of, stream_of, write_dataset
+from support.disk import contents, write
 from support.limits import CONSTANTS, limits
 from support.runs import FORKS
 
@@ -368,17 +368,14 @@ def test_a_tokenizer_that_tells_no_words_is_named(tmp_path, tokenizer):
 @pytest.fixture(scope="module")
 def chinese(tmp_path_factory):
     """Documents of a few characters of which each is a token, in words of two characters, over several shards."""
-    directory = tmp_path_factory.mktemp("chinese")
+    directory, random = tmp_path_factory.mktemp("chinese"), np.random.default_rng(4)
     characters = [chr(0x4E00 + n) for n in range(200)]
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##c", "a", "b", *characters]
-    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
-    random = np.random.default_rng(4)
+    vocab = write(directory / "vocab.txt", *SPECIALS, "ab", "##c", "a", "b", *characters)
     texts = ["".join(random.choice([*characters, "abc", " "], random.integers(1, 60))) for _ in range(150)]
-    (directory / "corpus.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    options = {"tokenizer": str(directory / "vocab.txt"), "words": "support.data:in_pairs", "shard_size": 3000}
+    options = {"tokenizer": str(vocab), "words": "support.data:in_pairs", "shard_size": 3000, "validation": 0.1}
     with limits(block_bytes=400, most_listed=1):  # blocks end inside a byte of the array of words
-        build([directory / "corpus.txt"], directory / "shards", validation=0.1, **options)
-    return bertdata.open(directory / "shards"), [" ".join(text.split("\n")) for text in texts if text.strip()]
+        dataset = built(directory, "\n\n".join(texts) + "\n", **options)
+    return dataset, [" ".join(text.split("\n")) for text in texts if text.strip()]
 
 
 def begins(dataset, split="train"):
