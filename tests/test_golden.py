@@ -63,20 +63,6 @@ def named(vector, *names):
     return {name: vector[name] for name in names if name in vector}
 
 
-def permuted(vector):
-    options = named(vector, "seed", "num_samples", "epoch")
-    return [keys.permute(x, **options) for x in range(8)], vector["first"]
-
-
-def permuted_blocks(vector):
-    options = named(vector, "seed", "num_samples", "block", "epoch")
-    return [keys.permute_blocks(x, **options) for x in vector["positions"]], vector["samples"]
-
-
-def mixed(vector):
-    return [keys.mixed(p, **named(vector, "weights", "seed")) for p in vector["positions"]], vector["places"]
-
-
 def masked(vector):
     amounts = named(vector, "rounding", "min_targets", "max_targets", "rule", "policy", "continues")
     options = amounts | named(vector, "seed", "variant", "sample_id", "mask_id", "vocab_size")
@@ -99,14 +85,21 @@ def paired(vector):
     return found, vector["pairs"]
 
 
+ORDER = ("seed", "num_samples", "epoch")
 ANSWERS = {  # name of vectors → (what the reference gives for one, what was published)
     "mix": lambda vector: (keys.mix(vector[0]), vector[1]),
     "key": lambda vector: ([keys.key(*vector[0]), bertdata.key(*vector[0])], 2 * [vector[1]]),
     "draw": lambda vector: (keys.draw(*vector[:2]), vector[2]),
     "below": lambda vector: (keys.below(*vector[:2]), vector[2]),
-    "permute": permuted,
-    "blocks": permuted_blocks,
-    "mixes": mixed,
+    "permute": lambda vector: ([keys.permute(x, **named(vector, *ORDER)) for x in range(8)], vector["first"]),
+    "blocks": lambda vector: (
+        [keys.permute_blocks(x, **named(vector, *ORDER, "block")) for x in vector["positions"]],
+        vector["samples"],
+    ),
+    "mixes": lambda vector: (
+        [keys.mixed(p, **named(vector, "weights", "seed")) for p in vector["positions"]],
+        vector["places"],
+    ),
     "phase": lambda vector: (keys.phase(seed=vector[0], variant=vector[1], num_tokens=vector[2]), vector[3]),
     "mask": masked,
     "pack": lambda vector: (rows.best_fit(vector["sizes"], vector["capacity"]), vector["rows"]),
