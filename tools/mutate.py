@@ -43,12 +43,12 @@ FAST, SLOW, CPU = "not slow and not gpu and not dry and not outside", "slow and 
 BUDGET_S = 100  # CPU time of the fast tests of one mutation
 LIMIT_S = {FAST: 9 * BUDGET_S, SLOW: 1500, CPU: 900}  # a run of tests that takes longer hangs
 KERNEL_TESTS = {
-    "bertdata/bits.py": "test_kernels test_text test_engine test_words",
+    "bertdata/bits.py": "test_kernels test_text test_words",
     "bertdata/read/kernels/": "test_kernels test_samples test_loader test_mix test_large test_words test_promises",
     "bertdata/sources/kernels.py": "tables/test_input_table test_text test_inputs test_formats test_split test_import "
     "test_kernels",
-    "bertdata/tokenize/kernels/": "tables/test_tokenizer_table test_engine test_words test_tokens test_text "
-    "test_kernels test_build",
+    "bertdata/tokenize/kernels/": "tables/test_tokenizer_table test_words test_tokens test_text test_kernels "
+    "test_build",
     "bertdata/write/kernels.py": "test_kernels test_build test_import test_prepare",
 }
 """A file of kernels, or a folder of such → its files of tests."""
