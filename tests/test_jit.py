@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from ray import cloudpickle
 from support.commands import python
-from support.data import make_text
+from support.data import make_text, train_tokenizer
+from support.disk import put
 
 import bertdata
 from bertdata.jit import announcing_compilation
 from bertdata.tokenize.kernels.runs import num_ids
-from bertdata.tokenize.tokenizer import TOKENIZER
-from bertdata.tokenize.train import TRAINERS
 
 KERNELS = """
 import numpy as np
@@ -94,42 +93,33 @@ def test_every_global_can_be_pickled(name):
             cloudpickle.dumps(value)
 
 
-ENCODE = """
-import sys, zlib, numpy as np
-from pathlib import Path
-from bertdata.tokenize.kernels.bits import write_places
-from bertdata.tokenize.load import load
-text = Path(sys.argv[2]).read_bytes()
-for path in sorted(Path(sys.argv[1]).glob("*.json")):
-    encoded = load(str(path)).encode(text, np.array([0, len(text)]), sentences=False)
-    print(zlib.crc32(encoded.ids.tobytes()), write_places.__name__)
-"""
-
-
-@pytest.mark.slow
-def test_a_processor_without_vector_instructions_of_its_own_gives_the_same_ids(tmp_path):
-    """As any processor that LLVM knows, ARM among them, is one without AVX-512."""
-    text = make_text(300) + "don't café 水火 12345 \0 ﬁ e\u0301\n" * 20
-    (tmp_path / "text").write_text(text)
-    for name, train in TRAINERS.items():
-        (tmp_path / f"{name}.json").write_bytes(train([text], 600).files[TOKENIZER])
-    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    words = ["-c", ENCODE, tmp_path, tmp_path / "text"]
-    found = [python(*words, environment=environment).split() for environment in ({}, generic)]
-    assert found[0][::2] == found[1][::2]
-    assert set(found[1][1::2]) == {"_places_one_by_one"}
-
-
-PLAIN = """
+PROGRAM = """
 import sys, zlib, numpy as np, bertdata
+from pathlib import Path
 from bertdata import jit
-batch = bertdata.Loader(bertdata.open(sys.argv[1]), length=32, samples="packed").read(np.arange(50))
-print(jit.IS_PLAIN, [zlib.crc32(array.tobytes()) for array in (batch.input_ids, batch.labels, batch.position_ids)])
+from bertdata.tokenize.kernels.bits import write_places
+dataset, *paths = sys.argv[1:]
+batch = bertdata.Loader(bertdata.open(dataset), length=32, samples="packed").read(np.arange(50))
+arrays = [batch.input_ids, batch.labels, batch.position_ids]
+for path in paths:
+    arrays.append(bertdata.Tokenizer.load(path).encode_batch([Path(path, "text").read_text()])[0])
+print(jit.IS_PLAIN, write_places.__name__, *[zlib.crc32(array.tobytes()) for array in arrays])
 """
+GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}  # any processor that LLVM knows, ARM among them
+WAYS = [
+    ({"BERTDATA_PLAIN_NUMBA": "1"}, 0, "True", ()),
+    (GENERIC, 1, "_places_one_by_one", ["wordpiece", "bpe", "unigram"]),
+]
 
 
-def test_batches_are_the_same_without_the_private_parts_of_numba(dataset, tmp_path):
-    plain = {"BERTDATA_PLAIN_NUMBA": "1", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    found = [python("-c", PLAIN, dataset.path, environment=environment) for environment in ({}, plain)]
-    assert [each.split()[0] for each in found] == ["False", "True"]
-    assert found[0].split()[1:] == found[1].split()[1:]
+@pytest.mark.parametrize(("way", "place", "said", "kinds"), [WAYS[0], pytest.param(*WAYS[1], marks=pytest.mark.slow)])
+def test_results_are_the_same_without_what_some_machines_lack(dataset, tmp_path, way, place, said, kinds):
+    """Without the private parts of numba, or the vector instructions of this processor."""
+    text = make_text(300) + "don't café 水火 12345 \0 ﬁ e\u0301\n" * 20
+    for name in kinds:
+        train_tokenizer(put(tmp_path / name / "text", text), tmp_path / name, type=name, vocab_size=600)
+    words = ["-c", PROGRAM, dataset.path, *(tmp_path / name for name in kinds)]
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    usual, other = (python(*words, environment=environment).split() for environment in ({}, way | cache))
+    assert usual[2:] == other[2:]
+    assert (usual[0], other[place]) == ("False", said)

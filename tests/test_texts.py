@@ -14,8 +14,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import refuses
-from support.data import make_text
-from support.disk import write_all
+from support.data import make_text, train_tokenizer
+from support.disk import put, write_all
 from support.limits import limits
 from support.sources import invalid_column
 from tokenizers import Tokenizer as Library
@@ -23,11 +23,10 @@ from tokenizers import models, pre_tokenizers, processors
 
 import bertdata
 from bertdata.errors import UsageError
-from bertdata.tokenize import added
+from bertdata.tokenize import engine
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.source import Source
-from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
-from bertdata.tokenize.train import TRAINERS
+from bertdata.tokenize.tokenizer import give_same_ids
 
 TEXT = make_text(40) + " don't café 水火 12345 e\u0301 ﬁ"
 SPELLED = "[MASK] [SEP]x [CLS][PAD] <mask>"
@@ -38,18 +37,24 @@ TEXTS = st.lists(st.sampled_from([*TEXT.split(), *SPELLED.split(), " ", "\n", "�
 def both(request, tmp_path_factory):
     """The tokenizer of transformers, and ours, of the same files."""
     folder = tmp_path_factory.mktemp("kinds")
-    write_all(folder, TRAINERS[request.param]([TEXT], 400).files)
-    return transformers.AutoTokenizer.from_pretrained(folder), bertdata.Tokenizer.load(folder)
+    ours = train_tokenizer(put(folder / "text", TEXT), folder, type=request.param, vocab_size=400)
+    return transformers.AutoTokenizer.from_pretrained(folder), ours
 
 
 def test_kernels_get_no_text_without_the_bytes_that_they_read_behind_it(both, monkeypatch):
-    """A buffer of pyarrow may end with its text."""
-    texts, search, seen = ["the don't café"], added.find_added, []
-    expected = both[1].encode_batch(texts)[0].tolist()
-    monkeypatch.setattr(added, "find_added", lambda text, *more: (seen.append(text.size), search(text, *more))[1])
-    assert both[1].encode_batch(pa.array(texts))[0].tolist() == expected
-    assert seen
-    assert min(seen) >= len(texts[0].encode()) + PADDING
+    """They read words of 8 and 64 bytes. A buffer of pyarrow may end with its text."""
+    (theirs, ours), run, room = both, engine.encode_words, []
+
+    def watched(text, *more):
+        room.append(text.data.size - text.stops.max(initial=0))
+        return run(text, *more)
+
+    monkeypatch.setattr(engine, "encode_words", watched)
+    for length in range(130):
+        text = "a" * length + ("", "é", "水", "\U0001f600")[length % 4]
+        assert ours.encode_batch(pa.array([text]))[0].tolist() == theirs(text, add_special_tokens=False).input_ids
+    assert len(room) > 100
+    assert min(room) >= PADDING
 
 
 @settings(deadline=None)
@@ -70,20 +75,16 @@ def test_ids_of_many_texts(both, texts, add_special_tokens, workers):
 
 
 def test_a_tokenizer_that_no_engine_takes_says_why_and_gives_the_same(both, tmp_path):
-    content = json.loads(both[1].loaded.files[TOKENIZER])
-    content["pre_tokenizer"] = {"type": "UnicodeScripts"}
-    (tmp_path / TOKENIZER).write_text(json.dumps(content))
-    slow = bertdata.Tokenizer.load(tmp_path)
-    assert slow.engine is None
-    assert "UnicodeScripts" in slow.why_slow
-    expected = Library.from_str(json.dumps(content)).encode(TEXT, add_special_tokens=False).ids
-    assert slow.encode_batch([TEXT, "", TEXT], workers=2)[0].tolist() == expected * 2
-    assert both[1].engine
-    assert both[1].why_slow is None
-    content = json.loads(both[1].loaded.files[TOKENIZER]) | {"pre_tokenizer": {"type": "Whitespace"}}
-    content["normalizer"] = {"type": "Replace", "pattern": {"String": "T"}, "content": "↑t"}
-    (tmp_path / TOKENIZER).write_text(json.dumps(content))
-    assert "'T'" in bertdata.Tokenizer.load(tmp_path).why_slow
+    content = json.loads(both[1].loaded.files["tokenizer.json"])
+    arrow = {"type": "Replace", "pattern": {"String": "T"}, "content": "↑t"}  # is more than one character
+    for normalizer, cut, reason in ((None, "UnicodeScripts", "UnicodeScripts"), (arrow, "Whitespace", "'T'")):
+        changed = {"normalizer": normalizer, "pre_tokenizer": {"type": cut}}
+        write_all(tmp_path, {"tokenizer.json": json.dumps(content | changed).encode()})
+        ours, library = bertdata.Tokenizer.load(tmp_path), Library.from_str(json.dumps(content | changed))
+        assert (reason in ours.why_slow, ours.engine is None) == (True, cut == "UnicodeScripts")
+        expected = library.encode(TEXT, add_special_tokens=False).ids
+        assert ours.encode_batch([TEXT, "", TEXT], workers=2)[0].tolist() == expected * 2
+    assert (both[1].engine is None, both[1].why_slow) == (False, None)
 
 
 def test_a_forked_process_has_threads_of_its_own(both):
@@ -110,7 +111,8 @@ def test_tables_in_the_cache_give_the_same_ids_whatever_happens_to_them(both, tm
     def encoded():
         return [ids.tolist() for ids in bertdata.Tokenizer.load(tmp_path).encode_batch(texts)]
 
-    with patch.dict(os.environ, BERTDATA_CACHE=str(tmp_path / TOKENIZER) if damage == "no directory" else str(cache)):
+    place = tmp_path / "tokenizer.json" if damage == "no directory" else cache
+    with patch.dict(os.environ, BERTDATA_CACHE=str(place)):
         assert encoded() == expected
         kept = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
         for path, content in kept.items():
@@ -122,7 +124,7 @@ def test_tables_in_the_cache_give_the_same_ids_whatever_happens_to_them(both, tm
             assert encoded() == expected
     assert {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()} == kept
     with limits(kept_bytes=0):
-        Source(both[1].loaded.files[TOKENIZER]).keep("new", {"of": 1})
+        Source(both[1].loaded.files["tokenizer.json"]).keep("new", {"of": 1})
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
@@ -151,7 +153,7 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path):
     library = Library(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     library.post_processor = processors.TemplateProcessing("$A <s> $A", special_tokens=[("<s>", 1)])
-    (tmp_path / TOKENIZER).write_text(library.to_str())
+    (tmp_path / "tokenizer.json").write_text(library.to_str())
     tokenizer = bertdata.Tokenizer.load(tmp_path)
     with refuses("unsupported", "add_special_tokens"):
         tokenizer.encode_batch(["a"], add_special_tokens=True)
@@ -160,9 +162,9 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_a_tokenizer_that_transformers_saved_again_is_the_same(both, tmp_path):
-    first = both[1].loaded.files[TOKENIZER]
+    first = both[1].loaded.files["tokenizer.json"]
     both[0].save_pretrained(tmp_path)
-    again = (tmp_path / TOKENIZER).read_bytes()
+    again = (tmp_path / "tokenizer.json").read_bytes()
     assert again != first
     assert give_same_ids(first, again)
     content = json.loads(again)
