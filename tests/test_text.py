@@ -14,13 +14,17 @@ from reference import documents as reference
 from support.commands import refuses
 from support.disk import put
 from support.limits import limits
-from support.sources import BYTES, CONTENTS, FEW, blocks_of, read
+from support.sources import BYTES, CONTENTS, blocks_of, read
 
 from bertdata.sources.documents import Documents
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import TEXT_PADDING, CutDocuments, cut, first_invalid, may_be_special
+from bertdata.sources.kernels import TEXT_PADDING, first_invalid, may_be_special
 
-KINDS = st.sampled_from(["blank", "line", "file"])
+KINDS, BLOCK_BYTES = st.sampled_from(["blank", "line", "file"]), st.sampled_from([1, 3, 64, 1 << 20])
+LONG = [  # with what ends a document, or is invalid, where words of 64 bytes end
+    [b"a" * 64 + b"\n" + b"b" * 63 + b"\xe2\x82\n\n" + b"c" * 128 + b"\r"],
+    [b"\xff" + b"a" * 70 + b"\n" + b"\xc3\xa9" * 70 + b"\n\n"],
+]
 MASKS = st.integers(0, 2**16 - 1) | st.just(2**15)  # a bit for each of 16 units
 
 
@@ -41,10 +45,9 @@ def expected(contents, kind, shard_size=1 << 30):
 # -------------------------------------------------------------------------------------------------------- plain text
 
 
-@FEW
-@given(
-    CONTENTS, KINDS, st.sampled_from([1, 3, 64, 1 << 20]), st.integers(1, 40), st.sampled_from([None, 1, 2, 5]), MASKS
-)
+@given(CONTENTS, KINDS, BLOCK_BYTES, st.integers(1, 40), st.sampled_from([None, 1, 2, 5]), MASKS)
+@example(LONG[0], "line", 3, 300, None, 1)
+@example(LONG[1], "blank", 1 << 20, 300, None, 1)
 @example([b"a\r", b"b\r\r\n\r\nc"], "blank", 1, 7, None, 1)
 @example([b"a\r\n\r\n\r", b"\r\n", b" \na"], "blank", 3, 1, None, 2)
 @example([b"a\r\nb\r"], "line", 3, 4, None, 2)
@@ -72,16 +75,19 @@ def test_documents_equal_those_of_the_reference(folder, contents, kind, block_by
     assert [each[1:] for each in unpacked] == [each[1:] for each in plain]
 
 
-@FEW
-@given(CONTENTS, KINDS, st.integers(1, 40), MASKS)
-def test_the_first_invalid_byte_is_placed(folder, contents, kind, shard_size, mask):
+@given(CONTENTS, KINDS, BLOCK_BYTES, st.integers(1, 40), MASKS)
+@example(LONG[0], "line", 3, 300, 1)
+@example(LONG[1], "blank", 1 << 20, 300, 1)
+def test_the_first_invalid_byte_is_placed(folder, contents, kind, block_bytes, shard_size, mask):
     """Blocks say where that of each unit is, whichever units are wanted, and strict refuses it."""
     of = [
         (number, start, raw) for number, each in enumerate(contents) for start, raw in reference.documents(each, kind)
     ]
     starts = [(n, reference.first_invalid(contents[n], start)) for n, start, raw in of if reference.decode(raw)[1]]
     paths = files(folder, contents)
-    blocks = list(blocks_of(paths, lambda unit: bool(mask >> unit % 16 & 1), documents=kind, shard_size=shard_size))
+    with limits(block_bytes=block_bytes):
+        wanted = blocks_of(paths, lambda unit: bool(mask >> unit % 16 & 1), documents=kind, shard_size=shard_size)
+        blocks = list(wanted)
     found, first, base = {}, {}, [0, *itertools.accumulate(map(len, contents))]
     for block, some in reversed(blocks):
         found |= {block.unit: some.first_replaced} if some.first_replaced else {}
@@ -95,37 +101,6 @@ def test_the_first_invalid_byte_is_placed(folder, contents, kind, shard_size, ma
             read(paths, documents=kind, strict=True)
     else:
         assert read(paths, documents=kind, strict=True) == read(paths, documents=kind)
-
-
-@given(BYTES, st.booleans(), st.booleans(), st.integers(0, 1 << 40))
-@example(b"a" * 64 + b"\n" + b"b" * 63 + b"\xe2\x82\n\n" + b"c" * 128 + b"\r", False, True, 7)
-@example(b"\xff" + b"a" * 70 + b"\n" + b"\xc3\xa9" * 70 + b"\n\n", False, False, 0)
-def test_cut_equals_its_reference(content, by_line, is_end, offset):
-    """Documents, and where each has its first invalid byte. What is not complete is left for the next call."""
-    data = np.frombuffer(content + bytes(TEXT_PADDING), np.uint8)
-    numbers = [np.empty(len(content) + 2, np.int64) for _ in range(4)]
-    cuts = CutDocuments(np.zeros(len(content) + 1 + TEXT_PADDING, np.uint8), *numbers)
-    count = cut(data, len(content), offset, is_end, by_line, cuts)
-    used = int(cuts.used[0])
-    bounds = cuts.offsets[: count + 1].tolist()
-    result = [
-        (start - offset, cuts.text[a : b - 1].tobytes())
-        for start, a, b in zip(cuts.starts.tolist(), bounds, bounds[1:], strict=False)
-    ]
-    kind = "line" if by_line else "blank"
-    complete = reference.documents(content[:used], kind)
-    assert result == complete
-    for (start, raw), invalid in zip(complete, cuts.invalid.tolist(), strict=False):
-        bad, at = reference.first_invalid(raw, 0), invalid - offset
-        assert (invalid == -1) == (bad is None)
-        if bad is not None:  # `raw` lacks the carriage returns before newlines, which the input has
-            assert content[at : at + 1] == raw[bad : bad + 1]
-            assert content[start:at].replace(b"\r\n", b"\n") == raw[:bad]
-    if is_end:
-        assert used == len(content) or not content[used:].strip(b" \t\r\n")
-    else:
-        rest = [(used + start, raw) for start, raw in reference.documents(content[used:], kind)]
-        assert complete + rest == reference.documents(content, kind)
 
 
 SPECIAL_PARTS = [b"-", b"-N", b"NaN", b"-NaN", b"aN", b"In", b"Inf", b"f", b" ", b"\n", b"}", b"0", b"\0"]
