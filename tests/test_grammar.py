@@ -9,8 +9,9 @@ import click
 import numpy as np
 import pytest
 import torch
-from support.data import ROOT, build
-from support.runs import learner, train
+from support.data import ROOT, built
+from support.disk import write
+from support.runs import CPU, learner, train
 
 import bertdata
 from bertrain import checkpoint
@@ -18,7 +19,7 @@ from bertrain.data import micro_batches
 from bertrain.models.load import load_model
 
 sys.path.insert(0, str(ROOT / "examples"))
-from grammar import MASK, Grammar  # noqa: E402
+from grammar import MASK, SEP, Grammar  # noqa: E402
 
 # Number is agreed on in a sentence, but "the" and the adjectives do not show it: the noun or verb must be looked for on
 # either side, and a masked place is a real inference. A document is a run of sentences.
@@ -54,80 +55,48 @@ SMALL = {
     "hidden_size": 64,
     "num_attention_heads": 2,
     "intermediate_size": 128,
-    "vocab_size": len(GRAMMAR.vocabulary),
-    "pad_token_id": 0,
-    "cls_token_id": 2,
-    "bos_token_id": 2,
-    "sep_token_id": 3,
-    "eos_token_id": 3,
 }
 
 
 def test_floor_is_what_enumeration_gives():
-    """best_loss on a short row, against a sum over all state paths, words and selections."""
+    """best_loss on a short row, against a sum over all paths of states, words and selections."""
     words = {word: number for number, word in enumerate(GRAMMAR.vocabulary)}
-    row = [words[w] for w in ("[CLS]", "the", "[MASK]", "runs", "[SEP]", "a", "[SEP]")]
-    positions, targets = [2, 5], [words["dog"], words["this"]]  # "a" may be what was drawn instead of "this"
-    weight = {target: dict.fromkeys(range(len(words)), 0.0) for target in positions}
-    candidates = [1, 2, 3, 5]
-    for path in itertools.product(range(len(GRAMMAR.states)), repeat=5):
-        prior = GRAMMAR.stationary[path[0]] * math.prod(GRAMMAR.moves[a, b] for a, b in itertools.pairwise(path))
-        if prior == 0:
-            continue
-        for chosen in itertools.combinations(candidates, 2):
-            seen = [{} for _ in range(5)]  # word → P(word | state) * P(shown | word), by place
-            for place in range(1, 6):
-                for word, share in GRAMMAR.emit[GRAMMAR.states[path[place - 1]]].items():
-                    shown = row[place]
-                    same = float(shown == words[word])
-                    if place not in chosen:
-                        factor = same
-                    elif shown == MASK:
-                        factor = 0.8
-                    else:
-                        factor = 0.1 * same + 0.1 / GRAMMAR.pool
-                    if word == "[SEP]" and place in chosen:
-                        factor = 0.0
-                    seen[place - 1][words[word]] = share * factor
-            mass = prior * math.prod(sum(words_here.values()) for words_here in seen)
-            for place in positions:
-                if place in chosen and mass:
-                    here = seen[place - 1]
-                    for word, part in here.items():
-                        weight[place][word] += mass * part / sum(here.values())
-    expected = -sum(math.log(weight[p][t] / sum(weight[p].values())) for p, t in zip(positions, targets, strict=True))
-    found, count = GRAMMAR.best_loss(np.array(row), np.array(positions), np.array(targets))
-    assert count == 2
-    assert found == pytest.approx(expected, rel=1e-9)
+    row, selected = [words["runs"], MASK, SEP, words["a"]], [(1, words["often"]), (3, words["this"])]
+
+    def chance(shown, word, is_selected):
+        """P(shown | word); "a" may be what was drawn instead of "this"."""
+        if not is_selected or word == SEP:
+            return shown == word and not is_selected
+        return 0.8 if shown == MASK else 0.1 * (shown == word) + 0.1 / GRAMMAR.pool
+
+    weights = np.zeros((len(row), len(words)))
+    for path in itertools.product(range(len(GRAMMAR.states)), repeat=len(row)):
+        prior = GRAMMAR.stationary[path[0]] * math.prod(GRAMMAR.moves[pair] for pair in itertools.pairwise(path))
+        emitted = itertools.product(*(np.flatnonzero(GRAMMAR.emits[state]) for state in path)) if prior else ()
+        for text, places in itertools.product(emitted, itertools.combinations(range(len(row)), 2)):
+            mass = prior * math.prod(GRAMMAR.emits[pair] for pair in zip(path, text, strict=True))
+            mass *= math.prod(chance(row[at], word, at in places) for at, word in enumerate(text))
+            weights[places, [text[at] for at in places]] += mass
+    expected = -sum(math.log(weights[at][word] / weights[at].sum()) for at, word in selected)
+    places, targets = np.array(selected).T
+    found, count = GRAMMAR.best_loss(np.array([words["[CLS]"], *row, SEP]), places + 1, targets)
+    assert (count, found) == (2, pytest.approx(expected, rel=1e-9))
 
 
 def near_the_floor(tmp_path, *, steps, documents, lr):
     """The loss of a trained model on held-out rows, and the best loss there is for them."""
-    (tmp_path / "corpus.txt").write_text(GRAMMAR.text(documents, seed=0))
-    (tmp_path / "vocab.txt").write_text("\n".join(GRAMMAR.vocabulary) + "\n")
-    (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    shards = tmp_path / "shards"
-    build([tmp_path / "corpus.txt"], shards, tokenizer=str(tmp_path / "vocab.txt"), validation=0.1)
-    train(
-        shards,
-        tmp_path / "run",
-        steps=steps,
-        length=LENGTH,
-        global_batch_size=32,
-        lr=lr,
-        log_every=100,
-        eval_every=0,
-        save_every=1000,
-        model=str(tmp_path / "config.json"),
-    )
+    vocabulary = write(tmp_path / "vocab.txt", *GRAMMAR.vocabulary)
+    config = write(tmp_path / "config.json", json.dumps(SMALL))
+    dataset = built(tmp_path, GRAMMAR.text(documents, seed=0), tokenizer=str(vocabulary), validation=0.1)
+    options = {"steps": steps, "length": LENGTH, "global_batch_size": 32, "lr": lr, "log_every": 100, "eval_every": 0}
+    train(dataset.path, tmp_path / "run", save_every=1000, model=str(config), **options)
     module = learner(load_model(checkpoint.find(tmp_path / "run"))).eval()
     floor = loss = count = 0
-    dataset, cpu = bertdata.open(shards), torch.device("cpu")
     for batch in bertdata.Loader(dataset, length=LENGTH, global_batch_size=64, split="validation", epochs=1):
         if batch.attention_mask is not None:
             continue  # the floor is worked out for full rows
         with torch.no_grad():
-            loss += module(**next(micro_batches(batch, size=64, count=1, device=cpu)))["mlm"].sum.item()
+            loss += module(**next(micro_batches(batch, size=64, count=1, device=CPU)))["mlm"].sum.item()
         for row in zip(batch.input_ids, batch.masked_positions, batch.targets, strict=True):
             least, number = GRAMMAR.best_loss(*row)
             floor += least
