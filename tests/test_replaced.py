@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from reference import keys
 from support import runs
 from support.commands import invoke
@@ -16,10 +14,8 @@ from support.runs import CPU, PLAIN, QUIET, TINY, flags, last_checkpoint, plain_
 from transformers import AutoModel, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
-from bertrain import pretrain
 from bertrain.config import Config
 from bertrain.data import build_loader, micro_batches
-from bertrain.lab import replaced
 
 ELECTRA = SMALL["electra"] | {"model_type": "electra", "embedding_size": 32, "hidden_size": 48, "num_hidden_layers": 3}
 DEBERTA = SMALL["deberta-v2"] | {"model_type": "deberta-v2"}
@@ -37,34 +33,21 @@ def options(tmp_path):
     return make
 
 
-# ----------------------------------------------------------------------------------------------------------- the draws
-
-
-@given(st.integers(0, 2**64 - 1), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
-def test_draws_are_those_of_determinism(key, numbers):
-    expected = [(keys.draw(key, number % 2**64) >> 40) / 2**24 for number in numbers]
-    assert replaced.draws(key, torch.tensor(numbers)).tolist() == expected
-
-
-# ----------------------------------------------------------------------------------------------------------- the losses
-
-
 def plain_losses(config, shards, num_steps):
     """The two losses of each step, by a loop of torch and transformers with the weights that a run begins with."""
     run = run_of(config)
     generator, state = run.trainer.learner.model, run.trainer.learner.state_dict()
-    prefix = "objectives.discriminator."
-    of_run = {name.removeprefix(prefix): each.clone() for name, each in state.items() if name.startswith(prefix)}
     electra = ElectraForPreTraining(run.trainer.learner.objectives["discriminator"].encoder.model.config).train()
-    values = {"electra." + n.removeprefix("encoder.model."): v for n, v in of_run.items() if n.startswith("encoder.")}
-    values |= {"discriminator_predictions." + n.removeprefix("head."): v for n, v in of_run.items() if n[0] == "h"}
-    name = "electra.embeddings.word_embeddings.weight"
-    own = torch.nn.ParameterDict({n.replace(".", "|"): v for n, v in values.items() if v.is_floating_point()})
+    own, name = {}, "electra.embeddings.word_embeddings.weight"
+    for ours, theirs in (("encoder.model.", "electra."), ("head.", "discriminator_predictions.")):
+        prefix = f"objectives.discriminator.{ours}"
+        some = {n.removeprefix(prefix): each for n, each in state.items() if n.startswith(prefix)}
+        own |= {theirs + n: each.clone().requires_grad_() for n, each in some.items() if each.is_floating_point()}
     shared = generator.get_input_embeddings().weight
     if config.flat()["share_embeddings"] == "tied":
-        del own[name.replace(".", "|")]
+        del own[name]
     generator = generator.train()
-    adamw = plain_adamw([*generator.parameters(), *own.parameters()])
+    adamw = plain_adamw([*generator.parameters(), *own.values()])
     loader, found = build_loader(config, shards), []
     for step in range(num_steps):
         batch = next(loader)
@@ -79,11 +62,9 @@ def plain_losses(config, shards, num_steps):
             draw = (keys.draw(key, number % 2**64) >> 40) / 2**24
             ends = output.logits[row, place, : shards.special_tokens.vocab_size].detach().double().softmax(-1).cumsum(0)
             corrupted[row, place] = int((ends <= draw).sum())
-        weights = {n.replace("|", "."): each for n, each in own.items()}
-        if name not in weights:
-            weights[name] = shared
-        elif config.flat()["share_embeddings"] == "difference":
-            weights[name] = weights[name] + shared.detach()
+        weights = {name: shared} | own
+        if config.flat()["share_embeddings"] == "difference":
+            weights[name] = own[name] + shared.detach()
         given = {"input_ids": corrupted, "labels": (corrupted != text).long()}
         given |= {"attention_mask": inputs.get("attention_mask", torch.ones_like(text))}
         discriminated = torch.func.functional_call(electra, weights, (), given)
@@ -142,6 +123,9 @@ def test_what_does_not_go_together_is_refused(dataset, tmp_path, options):
     out = tmp_path / "run"
     wide = ELECTRA | {"embedding_size": 16}
     refused_run(dataset.path, out, **options(wide), kind="unsupported", option="share_embeddings")
+    dropping = ELECTRA | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    done = invoke(runs.main, *flags(dataset.path, out, **options(dropping, attention="flash")))
+    assert (done.exit_code, "--attention auto" in done.stderr) == (2, True)
     only_fp32 = options(SMALL["deberta"] | {"model_type": "deberta"}, share_embeddings="none", precision="bf16")
     refused_run(dataset.path, out, **only_fp32, kind="unsupported", option="precision")
     assert train(dataset.path, out, **options(wide, share_embeddings="none"))
@@ -164,9 +148,3 @@ def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path,
     model = run.trainer.learner.objectives["discriminator"].encoder.model
     assert model.config.rope_parameters["full_attention"]["rope_theta"] == 777.0
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
-def test_attention_must_run_in_the_discriminator_too(dataset, tmp_path, options):
-    dropping = ELECTRA | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    done = invoke(pretrain.main, *flags(dataset.path, tmp_path / "run", **options(dropping, attention="flash")))
-    assert (done.exit_code, "--attention auto" in done.stderr) == (2, True)
