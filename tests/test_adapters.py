@@ -95,13 +95,11 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
     train(dataset.path, tmp_path / "plain", **options | {"lora": "", "steps": 1})
     refused_run(dataset.path, tmp_path / "plain", **options, kind="other-settings", option="lora")
     path = last_checkpoint(adapted) / "adapter" / "adapter_config.json"
-    index = json.loads((last_checkpoint(adapted) / "checkpoint.json").read_bytes())
-    index["files"].pop("adapter/adapter_config.json")
-    (last_checkpoint(adapted) / "checkpoint.json").write_text(json.dumps(index))
     model_of("modernbert-tiny", dataset).save_pretrained(tmp_path / "larger")
     first = sorted(start.glob("step-*"))[0]
     for other, kind, option in ((first, "other-settings", "init"), (tmp_path / "larger", "damaged", None)):
         path.write_text(json.dumps(json.loads(path.read_bytes()) | {"base_model_name_or_path": str(other)}))
+        seal(last_checkpoint(adapted))
         assert "adapter" in refused_run(dataset.path, adapted, **options, kind=kind, option=option).sentence
 
 
