@@ -14,7 +14,6 @@ from reference import phases as reference
 from support.commands import refused, refuses
 from support.data import SPECIAL, assert_same
 from support.disk import write
-from support.families import SMALL as FAMILIES
 from support.runs import QUIET, changing, last_checkpoint, refused_run, remove_after, seal, toml, train, train_twice
 from test_golden import VECTORS
 
@@ -262,14 +261,9 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
 # ---------------------------------------------------------------------------------------------------- rotary positions
 
 
-@pytest.fixture
-def modern(tmp_path):
-    return str(write(tmp_path / "config.json", json.dumps(FAMILIES["modernbert"] | {"model_type": "modernbert"})))
-
-
-def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
+def test_bases_of_rotary_positions_are_those_of_a_new_model(configs):
     """Also in a model that has others already."""
-    weights, _ = new_model(modern, SPECIAL, length=32, seed=0)
+    weights, _ = new_model(configs["modernbert"], SPECIAL, length=32, seed=0)
     set_rotary_bases(weights, 5e5, 2e4)
     kinds = {kind: part["rope_theta"] for kind, part in weights.config.rope_parameters.items()}
     assert kinds == {"full_attention": 5e5, "sliding_attention": 2e4}

@@ -32,32 +32,21 @@ def rows_at(rows, i, n):
 def borders(run, phases, samples):
     """run: options above the phases. phases: those of each phase, with all that holds in it. samples: N."""
     means = [Fraction(sum(ends(phase["global_batch_size"])), 2) for phase in phases]
-    places = [phase["length"] * mean for phase, mean in zip(phases, means, strict=True)]
+    has_shares = not phases[0].keys() & {"steps", "tokens", "epochs"}
+    shares, left = [], Fraction(1)
+    for phase in phases:
+        shares.append(exact(phase["share"]) if "share" in phase else left)
+        left -= shares[-1]
+    if has_shares and "tokens" not in run:
+        of_share = sum(share * mean for share, mean in zip(shares, means, strict=True))
+        total = run.get("steps") or math.ceil(exact(run.get("epochs", 1)) * samples / of_share)
+        return [0] + [round(total * sum(shares[: k + 1])) for k in range(len(phases))]
     found = [0]
-    if "steps" not in phases[0] and "tokens" not in phases[0] and "epochs" not in phases[0]:
-        left = Fraction(1)
-        shares = []
-        for phase in phases:
-            shares.append(exact(phase["share"]) if "share" in phase else left)
-            left -= shares[-1]
-        if "tokens" in run:
-            for share, place in zip(shares, places, strict=True):
-                found.append(found[-1] + math.ceil(share * amount(run["tokens"]) / place))
-            return found
-        if "steps" in run:
-            total = run["steps"]
-        else:
-            of_share = sum(share * mean for share, mean in zip(shares, means, strict=True))
-            total = math.ceil(exact(run.get("epochs", 1)) * samples / of_share)
-        return found + [round(total * sum(shares[: k + 1])) for k in range(len(phases))]
-    for phase, mean, place in zip(phases, means, places, strict=True):
-        if "steps" in phase:
-            steps = phase["steps"]
-        elif "tokens" in phase:
-            steps = math.ceil(amount(phase["tokens"]) / place)
-        else:
-            steps = math.ceil(exact(phase["epochs"]) * samples / mean)
-        found.append(found[-1] + steps)
+    for phase, mean, share in zip(phases, means, shares, strict=True):
+        tokens = share * amount(run["tokens"]) if has_shares else amount(phase.get("tokens", 0))
+        epochs = exact(phase.get("epochs", 0))
+        steps = math.ceil(tokens / (phase["length"] * mean)) + math.ceil(epochs * samples / mean)
+        found.append(found[-1] + steps + phase.get("steps", 0))
     return found
 
 
