@@ -16,8 +16,6 @@ from bertrain.commands import doctor
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.config import Config
 
-STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
-
 
 @pytest.fixture(scope="module")
 def mix(dataset, other):
@@ -27,7 +25,8 @@ def mix(dataset, other):
 @pytest.fixture(scope="module")
 def mixed(once, mix):
     """The directory of a run of six steps on the mix. Tests must not change its files."""
-    return once("mixed", lambda folder: train(mix, folder / "run", **STEPS)) / "run"
+    options = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3}
+    return once("mixed", lambda folder: train(mix, folder / "run", **options)) / "run"
 
 
 def test_the_log_has_the_tokens_and_epochs_of_each_source(mix, mixed, dataset, other):

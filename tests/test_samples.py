@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
 from support.commands import refuses
-from support.data import SPECIAL, SPECIALS, built, faults_of, of_vocabulary, shard_of, stream_of, write_dataset
+from support.data import SPECIAL, SPECIALS, built, faults_of, stream_of, write_dataset
 from support.disk import contents, write
 from support.limits import CONSTANTS, limits
 from support.runs import FORKS
@@ -35,12 +35,17 @@ def made_of_sentences(kind, folder):
     """A dataset of small shards, and its documents: lists of sentences, which are lists of ids."""
     random, shards, documents = np.random.default_rng(0), [], []
     for _ in range(7):
-        of_shard = [
-            [random.integers(5, 300, random.integers(1, 30)).tolist() for _ in range(random.geometric(0.3))]
-            for _ in range(random.integers(1, 9))
-        ]
-        shards.append(shard_of(of_shard, [] if kind == "no separators" else [3]))
-        documents += of_shard
+        tokens, ends, sentences = [], [], []
+        for _ in range(random.integers(1, 9)):
+            sizes = random.integers(1, 30, random.geometric(0.3))
+            documents.append([random.integers(5, 300, size).tolist() for size in sizes])
+            for sentence in documents[-1]:
+                tokens += sentence
+                sentences.append(len(tokens))
+            tokens += [] if kind == "no separators" else [3]
+            sentences[-1] = len(tokens)
+            ends.append(len(tokens))
+        shards.append((tokens, ends, sentences))
     more = {"dtype": "<u4" if kind == "uint32" else "<u2"}
     if kind == "no separators":
         more |= {"special": SpecialTokens(**vars(SPECIAL) | {"separator": None}), "settings": {"imported": "parquet"}}
@@ -421,6 +426,8 @@ def test_where_words_begin_is_stored(chinese):
 def test_masks_are_those_of_the_row(dataset, chinese, stores_words, how, masking):
     """As the reference implementation masks it, given which tokens continue a word."""
     data, options = chinese[0] if stores_words else dataset, {"length": 19, "samples": how, "seed": 8}
+    common = {"length": 19, "seed": 8, "p": masking.probability, "policy": masking.policy, "rule": 2}
+    common |= {"special": {0, 1, 2, 3, 4}, "mask_id": 4, "vocab_size": data.special_tokens.vocab_size}
     plain, masked = Loader(data, **options, masking=None), Loader(data, **options, masking=masking)
     positions = np.arange(0, 2 * plain.num_samples, 4)
     unmasked, batch, inside = plain.read(positions), masked.read(positions), [[] for _ in positions]
@@ -433,8 +440,7 @@ def test_masks_are_those_of_the_row(dataset, chinese, stores_words, how, masking
     for b, row in enumerate(unmasked.input_ids.tolist()):
         row = row[: row.index(0)] if 0 in row else row
         named = {"variant": b * 4 // plain.num_samples, "sample_id": int(unmasked.sample_ids[b]), "inside": inside[b]}
-        named |= {"length": 19, "seed": 8, "p": masking.probability, "policy": masking.policy, "rule": 2}
-        changed, places, targets = keys.mask(row, **named, **of_vocabulary(data.special_tokens))
+        changed, places, targets = keys.mask(row, **named, **common)
         unused = batch.targets.shape[1] - len(places)
         assert batch.input_ids[b, : len(row)].tolist() == changed
         assert batch.masked_positions[b].tolist() == places + [0] * unused

@@ -103,12 +103,6 @@ def as_kernel(part):
     return njit(lambda *arguments: part(*arguments))
 
 
-def of_vocabulary(special):
-    """The arguments of reference.keys.mask that the special tokens of a dataset decide."""
-    ids = {*special.special_ids, special.unk}
-    return {"special": ids, "mask_id": special.mask, "vocab_size": special.vocab_size}
-
-
 def stream_of(dataset, split="train"):
     """All tokens of a split, as a list."""
     return [int(t) for shard in range(len(dataset.splits[split])) for t in dataset.tokens(split, shard)]
@@ -119,13 +113,6 @@ def assert_same(one, other):
     assert one.arrays().keys() == other.arrays().keys()
     for name, array in one.arrays().items():
         assert np.array_equal(array, other.arrays()[name]), name
-
-
-def assert_joined(whole, parts):
-    """A batch has the rows of these, one after the other. Of each only padded rows have a mask of attention."""
-    for name, array in whole.arrays().items():
-        if name != "attention_mask":
-            assert np.array_equal(array, np.concatenate([getattr(part, name) for part in parts])), name
 
 
 def assert_goes_on(make):
@@ -145,18 +132,6 @@ def assert_goes_on(make):
             for expected, batch in zip(batches[step:], rest, strict=True):
                 assert_same(expected, batch)
     return batches
-
-
-def shard_of(documents, separator=(3,)):
-    """Documents of sentences of ids as write_dataset takes a shard."""
-    tokens, ends, cuts = [], [], []
-    for document in documents:
-        for sentence in document:
-            cuts.append(len(tokens))
-            tokens += sentence
-        tokens += separator
-        ends.append(len(tokens))
-    return tokens, ends, [*cuts[1:], len(tokens)]
 
 
 def faults_of(path):
