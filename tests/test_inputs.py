@@ -1,6 +1,5 @@
 """The same documents give the same dataset, whatever they come in, wherever they come from, in however many runs."""
 
-import bz2
 import fcntl
 import gzip
 import io
@@ -8,17 +7,13 @@ import os
 import random
 import sys
 import threading
-import zlib
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.commands import refuses, succeeds
 from support.data import build
 from support.disk import put, write_all
@@ -44,14 +39,12 @@ from support.sources import (
     zstd,
 )
 
-import bertdata
+from bertdata import finish
 from bertdata.cli import main
-from bertdata.sources.inputs import Input, find_inputs
-from bertdata.sources.streams import opened
-from bertdata.write import finish
+from bertdata.sources.inputs import find_inputs
 
-SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
+SMALL = SPLIT | {"shard_size": 3000}
 
 
 @contextmanager
@@ -60,95 +53,79 @@ def standard_input(path):
         yield "-"
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory, corpus, vocab):
-    """The files of the corpus built in one go with SMALL."""
-    out = tmp_path_factory.mktemp("small") / "shards"
-    build([corpus], out, tokenizer=vocab, **SMALL)
-    return published(out)
+def test_an_interrupted_build_from_a_pipe_starts_anew(tmp_path, vocab):
+    """That the pipe is removed while it is read is no error."""
+    options, pipe = SPLIT | {"tokenizer": vocab, "shard_size": 2000}, tmp_path / "pipe"
 
+    def piped(content):
+        def write_and_remove():
+            with open(pipe, "wb") as file:
+                pipe.unlink()
+                file.write(content)
 
-def texts_of(*paths, **form):
-    return [text for _, text, _ in read(paths, **form)]
+        os.mkfifo(pipe)
+        threading.Thread(target=write_and_remove, daemon=True).start()
+        return pipe
 
-
-# ------------------------------------------------------------------------------------------------- standard input
-
-
-class OneByOne(io.BytesIO):
-    """Bytes that come one by one, as through a pipe of a slow program."""
-
-    def readinto(self, buffer):
-        return super().readinto(memoryview(buffer)[:1])
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_compression_is_known_though_the_first_bytes_come_one_by_one(ending):
-    stdin = io.TextIOWrapper(io.BufferedReader(OneByOne(PACK[ending](b"the stone\n\nriver"))))
-    with patch.object(sys, "stdin", stdin):
-        assert texts_of(Path("-")) == [b"the stone", b"river"]
-
-
-def test_an_interrupted_build_from_standard_input_starts_anew(tmp_path, vocab):
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 2000}
-    path = put(tmp_path / "text", as_text(ROWS))
-    with standard_input(path):
-        assert len(stopped("-", tmp_path / "out", 2, **options)) == 2
-    with standard_input(put(tmp_path / "text", as_text(ROWS[::-1]))):
-        assert build("-", tmp_path / "out", **options).reused_units == 0
-    build(path, tmp_path / "straight", **options)
+    assert len(stopped(piped(as_text(ROWS)), tmp_path / "out", 2, **options)) == 2
+    assert build(piped(as_text(ROWS[::-1])), tmp_path / "out", **options).reused_units == 0
+    build(put(tmp_path / "text", as_text(ROWS[::-1])), tmp_path / "straight", **options)
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
-# ------------------------------------------------------------------------------------------------ finding the inputs
+EVERY = "d/10.txt d/9.txt d/AA/wiki_00 d/D.TXT.BZ2 d/a.txt d/b.txt d/c.jsonl.gz d/sub/0.txt"
 
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
+    """A directory as people have them: files of text, others, and hidden ones."""
     monkeypatch.chdir(tmp_path)
-    names = "d/b.txt d/a.txt d/sub/0.txt d/.hidden d/_SUCCESS d/.git/x d/_tmp/x d/10.txt d/9.txt d/sub/.x/y e/c.txt"
-    for name in (*names.split(), "f/.only", "z.txt"):
-        put(tmp_path / name, name)
-    return tmp_path
+    others = "README.md AA/notes.md table.xml news.2007.en .hidden _SUCCESS .git/x _tmp/x sub/.x/y"
+    names = [*EVERY.split(), *(f"d/{name}" for name in others.split()), "e/c.txt", "f/.only", "z.txt"]
+    return write_all(tmp_path, {name: name.encode() for name in reversed(names)})
 
 
-def names(*inputs, **selection):
-    return [str(file) for file in find_inputs(inputs, **selection).files]
+SELECTED = [
+    ("d", {}, EVERY),
+    ("d/", {}, EVERY),
+    ("z.txt d e", {}, f"z.txt {EVERY} e/c.txt"),
+    ("e/c.txt e", {}, "e/c.txt e/c.txt"),
+    ("d/.git", {}, "d/.git/x"),
+    ("d/_SUCCESS d/.hidden", {}, "d/_SUCCESS d/.hidden"),
+    ("d/*.txt", {}, "d/10.txt d/9.txt d/a.txt d/b.txt"),
+    ("d/**/*.txt", {}, "d/10.txt d/9.txt d/a.txt d/b.txt d/sub/0.txt"),
+    ("[de]/[bc].txt d/?.txt", {}, "d/b.txt e/c.txt d/9.txt d/a.txt d/b.txt"),
+    ("z.txt -", {}, "z.txt -"),
+    ("d", {"include": ["*.md"]}, "d/AA/notes.md d/README.md"),
+    ("z.txt d", {"include": ["**/*.md"]}, "z.txt d/AA/notes.md d/README.md"),
+    ("d", {"include": ["*.md", "a.*"], "exclude": ["AA/*"]}, "d/README.md d/a.txt"),
+    ("d", {"include": ["AA/wiki_*"]}, "d/AA/wiki_00"),
+    ("d", {"exclude": ["*.gz", "AA/*", "*.txt"]}, "d/D.TXT.BZ2"),
+    ("d", {"include": ["*"], "exclude": ["*.md", "*.gz", "?.*", "*.txt"]}, "d/AA/wiki_00 d/news.2007.en d/table.xml"),
+    ("d", {"any_kind": True, "exclude": ["*.xml", "*.md", "?.*", "*.txt"]}, "d/AA/wiki_00 d/news.2007.en"),
+]
 
 
-FILES = ["d/10.txt", "d/9.txt", "d/a.txt", "d/b.txt", "d/sub/0.txt"]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "files"),
-    [
-        (["d"], FILES),
-        (["d/"], FILES),
-        (["z.txt", "d", "e"], ["z.txt", *FILES, "e/c.txt"]),
-        (["e/c.txt", "e"], ["e/c.txt", "e/c.txt"]),
-        (["d/.git"], ["d/.git/x"]),
-        (["d/_SUCCESS", "d/.hidden"], ["d/_SUCCESS", "d/.hidden"]),
-        (["d/*.txt"], FILES[:4]),
-        (["d/**/*.txt"], FILES),
-        (["[de]/[bc].txt", "d/?.txt"], ["d/b.txt", "e/c.txt", "d/9.txt", "d/a.txt", "d/b.txt"]),
-        (["z.txt", "-"], ["z.txt", "-"]),
-    ],
-)
-def test_names_stand_for_files_in_order(tree, inputs, files):
-    """Of a directory without hidden and underscored ones, unless these are named."""
-    assert names(*inputs) == files
-    assert names(*(tree / each for each in inputs if each != "-")) == [str(tree / f) for f in files if f != "-"]
+@pytest.mark.parametrize(("inputs", "selection", "files"), SELECTED)
+def test_names_stand_for_files_in_order(tree, inputs, selection, files):
+    """Of a directory without hidden and underscored ones, unless these are named. What is left out is listed."""
+    inputs, files = inputs.split(), files.split()
+    found = find_inputs(inputs, **selection)
+    assert [str(file) for file in found.files] == files
+    inside = {str(path) for each in inputs if Path(each).is_dir() for path in Path(each).rglob("*") if path.is_file()}
+    assert {name for names in found.left_out.values() for name in names} == inside - {*files}
+    absolute = find_inputs([tree / each for each in inputs if each != "-"], **selection).files
+    assert [str(file) for file in absolute] == [str(tree / file) for file in files if file != "-"]
 
 
 def test_links_to_files_are_files_and_those_that_are_not_followed_are_named(tree):
-    (tree / "e" / "far").symlink_to(tree / "d")
-    (tree / "e" / "gone.txt").symlink_to("nowhere")
-    (tree / "e" / "one.txt").symlink_to(tree / "z.txt")
-    (tree / "e" / "rows.jsonl").symlink_to(put(tree / "real", as_jsonl(ROWS[:3])))
-    (tree / "e" / ".git").symlink_to(tree / "d")
+    put(tree / "real", as_jsonl(ROWS[:3]))
+    links = {"far": "d", "gone.txt": "nowhere", "one.txt": "z.txt", "rows.jsonl": "real", ".git": "d"}
+    for name, target in links.items():
+        (tree / "e" / name).symlink_to(tree / target)
     inputs = find_inputs(["e"])
     assert [str(file) for file in inputs.files] == ["e/c.txt", "e/one.txt", "e/rows.jsonl"]
-    assert texts_of("e/rows.jsonl") == [row.encode() for row in ROWS[:3]]  # the name of the link tells the kind
+    assert len(read(["e/rows.jsonl"])) == 3  # the name of the link tells the kind
     assert list(inputs.left_out.values()) == [["e/far", "e/gone.txt"]]
     for name in ("c.txt", "one.txt", "rows.jsonl"):
         (tree / "e" / name).unlink()
@@ -156,133 +133,40 @@ def test_links_to_files_are_files_and_those_that_are_not_followed_are_named(tree
         find_inputs(["e"])
 
 
-EN = "news.2007.en"
-
-
-@pytest.fixture
-def mixed(tmp_path, monkeypatch):
-    """A directory as people have them: text of several kinds, and files that are not."""
-    monkeypatch.chdir(tmp_path)
-    names = "a.txt AA/wiki_00 README.md table.xml AA/notes.md .git/config _SUCCESS news.2007.en"
-    packed = {"d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])), "d/c.TXT.BZ2": bz2.compress(b"wind\n")}
-    return write_all(tmp_path, packed | {f"d/{name}": b"stone\n" for name in names.split()})
-
-
-def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, vocab):
-    options = ["--tokenizer", vocab, "--validation", 0]
-    reading, left_out = succeeds(main, "build", "d", "--out", "out", *options).stderr.splitlines()
-    assert bertdata.open("out").num_documents == 4
-    size = sum((mixed / "d" / name).stat().st_size for name in ("a.txt", "b.jsonl.gz", "AA/wiki_00", "c.TXT.BZ2"))
-    assert "4 files: 3 text, 1 jsonl; " in reading
-    assert str(size) in reading
-    assert "6 files: 4 " in left_out
-    assert "(d/AA/notes.md, d/README.md, d/news.2007.en, ...); 2 " in left_out
-    assert "(d/.git/config, d/_SUCCESS)" in left_out
-    assert succeeds(main, "build", "d/a.txt", "--out", "out2", *options).stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "files"),
-    [
-        ({"include": ["*.md"]}, ["AA/notes.md", "README.md"]),
-        ({"include": ["*.md", "a.*"], "exclude": ["AA/*"]}, ["README.md", "a.txt"]),
-        ({"include": ["**/*.md"]}, ["AA/notes.md", "README.md"]),
-        ({"include": ["AA/wiki_*"]}, ["AA/wiki_00"]),
-        ({"exclude": ["*.gz", "AA/*"]}, ["a.txt", "c.TXT.BZ2"]),
-        ({"include": ["*"], "exclude": ["*.xml", "*.gz", "?.*"]}, ["AA/notes.md", "AA/wiki_00", "README.md", EN]),
-        ({"any_kind": True, "exclude": ["*.xml", "*.md", "?.*"]}, ["AA/wiki_00", EN]),
-    ],
-)
-def test_patterns_select_files_of_a_directory(mixed, options, files):
-    inputs = find_inputs(["d"], **options)
-    assert [str(file) for file in inputs.files] == [f"d/{name}" for name in files]
-    every = {str(path) for path in Path("d").rglob("*") if path.is_file()}
-    assert every - {f"d/{name}" for name in files} == {name for left in inputs.left_out.values() for name in left}
-    assert names("d/table.xml", "d", **options) == ["d/table.xml", *(f"d/{name}" for name in files)]
-
-
-def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
-    for name in ("[ab].txt", "a*"):
-        put(tree / "d" / name, "x")
-    assert names("d/[ab].txt", "d/a*") == ["d/[ab].txt", "d/a*"]
-    put(tree / "what?" / "x", "x")
-    assert names("what?") == ["what?/x"]
-
-
-def test_a_file_called_dash_is_not_standard_input(tree):
-    (tree / "-").write_text("the stone")
+def test_files_with_odd_names_are_those_files(tree):
+    names = ["d/[ab].txt", "d/a*", "what?/x"]
+    write_all(tree, dict.fromkeys(names, b"x"))
+    assert [str(file) for file in find_inputs([*names[:2], "what?"]).files] == names
+    put(tree / "-", "the stone")
     with standard_input(put(tree / "other", b"river\n\nwind")):
         for name in (tree / "-", "./-"):
-            assert texts_of(*names(name)) == [b"the stone"]
-
-
-# ------------------------------------------------------------------------------------------- damaged compressed files
-
-
-def lines_of(size, seed=0):
-    """Documents of 2 KB that do not compress well."""
-    rng = random.Random(seed)
-    return "".join(f"{rng.randbytes(1000).hex()}\n\n" for _ in range(size)).encode()
-
-
-def require_cut_short(path, content):
-    """Reading the damaged file beside a sound one is one sentence that names it."""
-    sound = put(path.parent / "sound.txt", b"the stone\n")
-    with refuses("cut-short", given=str(path)):
-        read([sound, put(path, content)])
+            assert [text for _, text, _ in read(find_inputs([name]).files)] == [b"the stone"]
 
 
 @pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow", "csv", "tsv"], strict=True)])
 def test_a_truncated_or_corrupted_file_is_named(folder, ending, kind):
     """Alone, and as a later member: in its magic bytes, in its middle, at its end, or replaced by something else."""
-    path, has_no_check = folder / f"cut{ending}", ending == ".zst"
-    for before, size in ((b"", 1), (b"", 150), (PACK[ending](lines_of(5)), 5)):
-        content = PACK[ending](lines_of(size, seed=1))
-        cuts = {1, 2, 5, 11, 15, len(content) // 3, len(content) // 2, *(len(content) - n for n in (9, 4, 1))}
-        for cut in cuts | ({0} if not before else set()):
-            require_cut_short(path, before + content[:cut])
-        for index in [0] if has_no_check else [0, len(content) // 2, *[2, len(content) - 5] * (not before)]:
-            flipped = content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :]
-            require_cut_short(path, before + flipped)
-        require_cut_short(path, before + b"plain text\n" * 9)
-    content = PACK[ending](MAKE[kind]([f"{number * 7919} stone" for number in range(2000)]))
-    for cut in (5, len(content) // 2, len(content) * 9 // 10):
-        require_cut_short(folder / f"cut{ENDING[kind]}{ending}", content[:cut])
-
-
-@given(
-    members=st.lists(st.binary(max_size=300) | st.just(b"stone " * 40_000), min_size=1, max_size=4),
-    tail=st.sampled_from([b"", b"x", b"\x1f\x8b"]),
-    cut=st.integers(0, 400),
-)
-def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, tail, cut):
-    packed = b"".join(map(gzip.compress, members)) + tail
-    packed = packed[: max(1, len(packed) - cut)]
-    source = Input("text.txt.gz", len(packed), 1, SimpleNamespace(open=lambda: io.BytesIO(packed)))
-    try:
-        expected = gzip.decompress(packed)
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        with refuses("cut-short", given="text.txt.gz"), opened(source) as stream:
-            stream.read()
-        return
-    with opened(source) as stream:
-        assert stream.read() == expected
-
-
-# ------------------------------------------------------------------------------------------------------- bad rows
-
-
-def bad_jsonl():
-    """ROWS with bad lines at line 4 and every fifth one after, and how many these are."""
-    lines = as_jsonl(ROWS).splitlines(keepends=True)
-    bad = lines[3::4]
-    lines[3::4] = [b"{\n" + line for line in bad]
-    return b"".join(lines), len(bad)
+    texts, pack, bad = [random.Random(n).randbytes(1000).hex() for n in range(150)], PACK[ending], [b""]
+    for before, number in ((b"", 1), (b"", 150), (pack(as_text(texts[:5])), 5)):
+        whole = pack(as_text(texts[-number:]))
+        cuts = [1, 2, 5, 11, 15, len(whole) // 3, len(whole) // 2, *(len(whole) - left for left in (9, 4, 1))]
+        bad += [before + whole[:cut] for cut in cuts] + [before + b"plain text\n" * 9]
+        has_check = ending != ".zst"
+        flips = [0, *[len(whole) // 2] * has_check, *[2, len(whole) - 5] * (has_check and not before)]
+        bad += [before + whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in flips]
+    rows = pack(MAKE[kind]([f"{number * 7919} stone" for number in range(2000)]))
+    files = [(f"cut{ending}", content) for content in bad]
+    files += [(f"cut{ENDING[kind]}{ending}", rows[:cut]) for cut in (5, len(rows) // 2, len(rows) * 9 // 10)]
+    for name, content in files:
+        with refuses("cut-short", given=str(folder / name)):
+            read([put(folder / "sound.txt", b"the stone\n"), put(folder / name, content)])
 
 
 def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vocab):
-    """In small units, of which some are complete units of bad rows."""
-    content, count = bad_jsonl()
+    """In small units, of which some are complete units of bad rows. The end tells what parts found, without inputs."""
+    lines = as_jsonl(ROWS).replace(b"stone", b"st\xffone").splitlines(keepends=True)
+    lines[3::4] = [b"{\n" + line for line in lines[3::4]]
+    content, count = b"".join(lines), len(lines[3::4])
     desert = b'{"body": "nothing at all"}\n' * 250
     rows = [*ROWS[:9], *[None] * 300, *ROWS[9:]]
     contents = {
@@ -299,13 +183,16 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
     assert 0 < len(stopped(paths, tmp_path / "out", 1, **options)) <= 1
     assert len(stopped(paths, tmp_path / "out", 5, **options)) > 1
     build_parts(paths, tmp_path / "parts", 3, (2, 0, 1), **options)
-    for report in (build(paths, tmp_path / "out", **options), finish(tmp_path / "parts")):
-        assert (report.reused_units > 1) == (report.dataset.path == tmp_path / "out")
-        assert published(report.dataset.path) == published(expected.dataset.path)
-        assert report.first_skipped == expected.first_skipped
-
-
-# ------------------------------------------------------------------------------------- units, and seeking over them
+    report = build(paths, tmp_path / "out", **options)
+    assert report.reused_units > 1
+    assert report.first_skipped == expected.first_skipped
+    for path in paths:
+        path.unlink()
+    replaced, skipped = succeeds(main, "build", "--finish", "--out", tmp_path / "parts").stderr.splitlines()[:2]
+    assert f" {2 * count + 800} " in skipped
+    assert all(f" {paths[0]}, byte " in line for line in (replaced, skipped))
+    for name in ("out", "parts"):
+        assert published(tmp_path / name) == published(expected.dataset.path)
 
 
 def test_a_block_has_few_of_many_small_files(folder):
@@ -353,9 +240,6 @@ def test_a_document_of_many_units_is_not_read_once_for_each(folder):
     assert asked < 4 * path.stat().st_size
 
 
-# -------------------------------------------------------------------------------------------------------------- parts
-
-
 def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
     options, said, seen = SMALL | {"vocab_size": 120}, [], []
     build(corpus, tmp_path / "straight", **options)
@@ -366,24 +250,9 @@ def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
-def test_missing_parts_and_units_are_told_and_complete_parts_are_enough(tmp_path, corpus, vocab, straight):
-    out = tmp_path / "out"
-    build_parts(corpus, out, 3, [0], tokenizer=vocab, **SMALL)
-    build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
-    with refuses("parts-missing", "out", given={2: ["2/2"], 3: ["2/3", "3/3"]}):
-        finish(out)
-    build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
-    (out / ".build" / "unit-00003.json").unlink()
-    with refuses("parts-missing", "out", given=["unit-00003.json"]):
-        finish(out)
-    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
-    finish(out)
-    assert published(out) == straight
-
-
-def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_build(tmp_path, corpus, vocab, straight):
+def test_a_part_is_made_by_one_process_at_a_time_and_missing_ones_are_told(tmp_path, corpus, vocab):
+    """Not beside an undivided build. All parts of one division are enough."""
     out, options = tmp_path / "out", SMALL | {"tokenizer": vocab}
-    build_parts(corpus, out, 3, [0], **options)
 
     def require_busy(lock_name, kind, call):
         with open(out / ".build" / lock_name, "r+") as lock:
@@ -394,39 +263,23 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
             with refuses("busy", given="12345"):
                 call()
 
+    for total in (3, 2):
+        build_parts(corpus, out, total, [0], **options)
+    with refuses("parts-missing", "out", given={2: ["2/2"], 3: ["2/3", "3/3"]}):
+        finish(out)
     require_busy("part-1-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(0, 3), **options))
     require_busy("lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options))
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, **options))
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, overwrite=True, **options))
-    build_parts(corpus, out, 3, (1, 2), **options)
+    build_parts(corpus, out, 2, [1], **options)
     require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
+    (out / ".build" / "unit-00003.json").unlink()
+    with refuses("parts-missing", "out", given=["unit-00003.json"]):
+        finish(out)
+    build_parts(corpus, out, 2, **options)
     finish(out)
-    assert published(out) == straight
-
-
-def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(tmp_path, vocab):
-    content, count = bad_jsonl()
-    path = put(tmp_path / "a.jsonl", content.replace(b"stone", b"st\xffone"))
-    build_parts(path, tmp_path / "out", 2, (1, 0), tokenizer=vocab, shard_size=2000, on_error="skip")
-    path.unlink()
-    replaced, skipped = succeeds(main, "build", "--finish", "--out", tmp_path / "out").stderr.splitlines()[:2]
-    assert f" {path}, byte " in skipped
-    assert f" {count} " in skipped
-    assert f" {path}, byte " in replaced
-
-
-# ------------------------------------------------------------------------------------------------------ columns
-
-
-@pytest.mark.parametrize(("name", "content"), [("a.jsonl", as_jsonl(ROWS)), ("a.fasta", b">a\nACGT\n" * 40)])
-def test_rows_are_in_all_units_where_a_file_of_text_is_a_document(folder, name, content):
-    path = put(folder / name, content)
-    every = read([path], documents="file", shard_size=100)
-    assert every == read([path], shard_size=100)
-    assert len(numbers := {unit for unit, *_ in every}) > 2
-    for number in numbers:
-        some = read([path], lambda unit, number=number: unit == number, documents="file", shard_size=100)
-        assert some == [each for each in every if each[0] == number]
+    build(corpus, tmp_path / "straight", **options)
+    assert published(out) == published(tmp_path / "straight")
 
 
 def test_the_bytes_of_null_rows_do_not_count(folder):
@@ -435,15 +288,3 @@ def test_the_bytes_of_null_rows_do_not_count(folder):
     column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
     path = put(folder / "null.arrow", as_arrow_file(column))
     assert read([path], on_error="skip", shard_size=2) == [(0, b"a", 0), (1, b"b", 0)]
-
-
-def test_a_pipe_that_is_removed_while_it_is_read_is_no_error(tmp_path, vocab):
-    os.mkfifo(pipe := tmp_path / "pipe")
-
-    def write_and_remove():
-        with open(pipe, "wb") as file:
-            pipe.unlink()
-            file.write(as_text(ROWS))
-
-    threading.Thread(target=write_and_remove, daemon=True).start()
-    assert build(pipe, tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)

@@ -2,48 +2,24 @@
 
 import tempfile
 import unicodedata
-from hashlib import blake2b
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import refuses
-from support.data import build
-from support.disk import put
+from support.data import build, stored
+from support.disk import before_rename, put
 from support.limits import limits
-from support.sources import as_jsonl, ids_by_split
+from support.sources import as_jsonl, counting_reads
 
 from bertdata import prepare
 from bertdata.format.origins import Origins
-from bertdata.options import function_of
-from bertdata.sources.documents import Documents
 from bertdata.write import duplicates
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]
-WITHOUT_SEVENS = [text for text in TEXTS if "7" not in text]
-
-
-def shout(text):
-    return text.upper()
-
-
-def no_sevens(text):
-    return None if "7" in text else text
-
-
-def failing(text):
-    raise KeyError("stone")
-
-
-def number(text):
-    return 7
-
-
-def half(text):
-    return "\ud800"
 
 
 def rows(path, texts):
@@ -76,21 +52,18 @@ def test_bounds_of_length():
 
 
 def test_the_dataset_is_that_of_the_changed_texts(tmp_path, vocab):
-    changed = [text.upper() for text in WITHOUT_SEVENS]
+    changed = [text for text in map(prepare.clean, TEXTS) if len(text) <= 33]
     options = {"tokenizer": vocab, "validation": 0.2, "shard_size": 3000}
-    maps = ["test_prepare:shout", "test_prepare:no_sevens"]
+    maps = ["bertdata.prepare:clean", "bertdata.prepare:length(0, 33)"]
     dataset = build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "a", map=maps, **options).dataset
     expected = build(rows(tmp_path / "b.jsonl", changed), tmp_path / "b", **(options | {"shard_size": 1 << 30})).dataset
-    assert ids_by_split(dataset) == ids_by_split(expected)
+    assert stored(dataset) == stored(expected)
     counts = dataset.manifest.counts
     assert counts["removed_documents"] == len(TEXTS) - len(changed) > 20
     assert counts["documents"] == len(changed)
     assert counts["text_bytes"] == sum(map(len, changed))
     assert dataset.manifest.settings["map"] == maps
     assert dataset.dataset_id != expected.dataset_id
-
-
-# ---------------------------------------------------------------------------------------------------------- duplicates
 
 
 @settings(max_examples=settings().max_examples // 10)
@@ -104,9 +77,8 @@ def test_the_first_of_equal_texts_is_kept(tmp_path_factory, vocab, data):
     size = data.draw(st.sampled_from([40, 1000]))
     dataset = build(files, folder / "a", dedup=True, shard_size=size, **options).dataset
     first = list(dict.fromkeys(sum(inputs, [])))
-    assert ids_by_split(dataset) == ids_by_split(
-        build(rows(folder / "first.jsonl", first), folder / "b", **options).dataset
-    )
+    expected = build(rows(folder / "first.jsonl", first), folder / "b", **options).dataset
+    assert stored(dataset) == stored(expected)
     counts = dataset.manifest.counts
     assert counts["documents"] + counts["duplicate_documents"] == sum(map(len, inputs))
     assert dataset.manifest.settings["dedup"] is True
@@ -116,56 +88,31 @@ def test_the_first_of_equal_texts_is_kept(tmp_path_factory, vocab, data):
 def test_duplicates_among_many_equal_texts_are_found_some_rows_at_a_time(numbers):
     """One text may be that of most documents; then its hashes are in one file."""
     rows = np.array([[number, 7, origin] for origin, number in enumerate(numbers)], np.uint64).reshape(-1, 3)
-    sorted_together, sort = [], np.lexsort
-
-    def lexsort(keys):
-        sorted_together.append(keys.shape[1])
-        return sort(keys)
-
     with tempfile.TemporaryDirectory() as folder, limits(hashes_together=4):
         rows.tofile(Path(folder) / "hashes")
-        with patch.object(np, "lexsort", lexsort):
+        with patch.object(np, "lexsort", wraps=np.lexsort) as sort:
             found = duplicates._later_ones(Path(folder) / "hashes")
     assert sorted(found.tolist()) == [n for n, number in enumerate(numbers) if number in numbers[:n]]
-    assert max(sorted_together, default=0) <= 4 + 6 + 6
+    assert all(call.args[0].shape[1] <= 4 + 6 + 6 for call in sort.call_args_list)
 
 
 def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
     path = rows(tmp_path / "a.jsonl", [text + " " * (number % 2) for number, text in enumerate(TEXTS * 2)])
     options = {"tokenizer": vocab, "dedup": True, "map": ["bertdata.prepare:clean"]}
-    with patch("bertdata.write.dataset.publish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with before_rename("manifest.json", Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
         build(path, tmp_path / "out", **options)
     assert sorted(each.name for each in (tmp_path / "out" / ".build").glob("*hashes*")) == []
-    with patch("bertdata.write.duplicates.Crew", None):  # the text is not read again
+    with counting_reads() as sizes:
         dataset = build(path, tmp_path / "out", **options).dataset
+    assert sizes == []  # the text is not read again
     assert (dataset.num_documents, dataset.manifest.counts["duplicate_documents"]) == (len(TEXTS), len(TEXTS))
     origins = Origins.read(dataset.path, dataset.manifest)
     places = [origins.input_and_place(number)[1] for number in range(len(dataset))]
     assert max(places) < path.stat().st_size / 2
 
 
-# ------------------------------------------------------------------------------------------ functions that are none
-
-
-def test_a_module_that_lies_here_needs_its_directory_on_the_path(tmp_path, monkeypatch):
+def test_a_module_that_lies_here_needs_its_directory_on_the_path(tmp_path, vocab, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_rules.py").write_text("def f(text):\n    return text\n")
+    put(tmp_path / "my_rules.py", "def f(text):\n    return text\n")
     with refuses("bad-function", "map", says="PYTHONPATH=. "):
-        function_of("my_rules:f", "--map")
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("failing", "function-failed"), ("half", "function-failed"), ("number", "bad-function")]
-)
-def test_a_function_that_fails_is_named_with_the_line(tmp_path, vocab, name, kind):
-    path = put(tmp_path / "a.jsonl", b"\n\n" + as_jsonl(TEXTS))
-    with refuses(kind, "map", given=f"test_prepare:{name}", says=f"{path}, line 3: "):
-        build(path, tmp_path / "out", tokenizer=vocab, map=[f"test_prepare:{name}"], on_error="skip")
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_texts_are_compared_by_128_bits():
-    texts = [b"stone", b"river"]
-    found = duplicates._hashes(Documents.from_texts(texts, [0, 7], [0, 0], [-1, -1]), 1)
-    assert [row[:2].astype(">u8").tobytes() for row in found] == [blake2b(t, digest_size=16).digest() for t in texts]
-    assert found[:, 2].tolist() == [0, 7]
+        build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer=vocab, map=["my_rules:f"])

@@ -45,7 +45,7 @@ LIMIT_S = {FAST: 9 * BUDGET_S, SLOW: 1500, CPU: 900}  # a run of tests that take
 KERNEL_TESTS = {
     "bertdata/bits.py": "test_kernels test_text test_words",
     "bertdata/read/kernels/": "test_kernels test_samples test_loader test_mix test_large test_words test_promises",
-    "bertdata/sources/kernels.py": "tables/test_input_table test_text test_inputs test_formats test_split test_import "
+    "bertdata/sources/kernels.py": "tables/test_input_table test_text test_inputs test_formats test_import "
     "test_kernels",
     "bertdata/tokenize/kernels/": "tables/test_tokenizer_table test_words test_tokens test_text test_kernels "
     "test_build",

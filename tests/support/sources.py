@@ -26,6 +26,7 @@ from bertdata.sources.inputs import local
 from bertdata.sources.kernels import TEXT_PADDING
 from bertdata.sources.plan import find_blocks, split
 from support.data import build, make_text, word_list
+from support.disk import put
 
 FEW = settings(max_examples=settings().max_examples // 3)
 """For tests whose examples write files."""
@@ -34,13 +35,6 @@ PIECES = word_list("text", "latin-1")
 BYTES = st.one_of(st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join), st.binary(max_size=30))
 CONTENTS = st.lists(BYTES.map(lambda content: content.lstrip(b"\xef\xbb\xbf")), min_size=1, max_size=3)  # without mark
 GROUP = 3  # rows of a row group of `made`
-
-
-def write(path, content):
-    """Writes bytes or text, also in a directory that is not there yet; returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def zstd(data):
@@ -110,12 +104,29 @@ def as_parquet(rows, kind=None, group=9):
     return sink.getvalue().to_pybytes()
 
 
+def saved(rows, folder="d", **state):
+    """What save_to_disk of the library datasets writes, with two files in the reverse order of their names."""
+    files = {f"{folder}/data-{number}.arrow": as_arrow(rows[1 - number :: 2]) for number in (1, 0)}
+    state = {"_data_files": [{"filename": Path(name).name} for name in files], "_indices_data_files": None} | state
+    return files | {f"{folder}/dataset_info.json": b"{}", f"{folder}/state.json": json.dumps(state).encode()}
+
+
+def as_tables(rows):
+    """A table as a file of Parquet, as a file of Arrow, and as a stream of Arrow: name → content."""
+    sinks = {name: pa.BufferOutputStream() for name in ("a.parquet", "a.arrow", "stream.arrow")}
+    pq.write_table(rows, sinks["a.parquet"], row_group_size=2)
+    for name, new in (("a.arrow", pa.ipc.new_file), ("stream.arrow", pa.ipc.new_stream)):
+        with new(sinks[name], rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=2)
+    return {name: sink.getvalue().to_pybytes() for name, sink in sinks.items()}
+
+
 MAKE = {"text": as_text, "jsonl": as_jsonl, "csv": as_csv, "tsv": as_tsv, "arrow": as_arrow}
 ENDING = {kind: f".{kind}" for kind in (*MAKE, "parquet")} | {"text": ".txt"}
 
 
 def parquet(path, rows, group=GROUP):
-    return write(path, as_parquet(rows, group=group))
+    return put(path, as_parquet(rows, group=group))
 
 
 def made(folder, number, kind, rows):
@@ -124,18 +135,18 @@ def made(folder, number, kind, rows):
     if kind in ("text", "gzip"):
         documents = reference.documents(lines, "line")
         if kind == "text":
-            return write(Path(f"{name}.txt"), lines), documents
-        return write(Path(f"{name}.txt.gz"), gzip.compress(lines)), documents
+            return put(Path(f"{name}.txt"), lines), documents
+        return put(Path(f"{name}.txt.gz"), gzip.compress(lines)), documents
     raw = [row.encode() for row in rows]
     if kind == "jsonl":
         lines = [json.dumps({"text": row}).encode() + b"\n" for row in rows]
         starts = [0, *itertools.accumulate(map(len, lines))]
-        return write(Path(f"{name}.jsonl"), b"".join(lines)), list(zip(starts, raw, strict=False))
+        return put(Path(f"{name}.jsonl"), b"".join(lines)), list(zip(starts, raw, strict=False))
     if kind == "parquet":
         return parquet(Path(f"{name}.parquet"), rows), list(enumerate(raw))
     starts = [0, *itertools.accumulate(len(each) + 1 for each in raw)]
     make = as_arrow_file if kind == "arrow" else MAKE[kind]
-    return write(Path(f"{name}.{kind}"), make(rows)), list(zip(starts, raw, strict=False))
+    return put(Path(f"{name}.{kind}"), make(rows)), list(zip(starts, raw, strict=False))
 
 
 def every_unit(unit):
@@ -196,14 +207,6 @@ def build_parts(inputs, out, total, numbers=None, **options):
 
 def units_in(out):
     return {int(path.stem[5:]) for path in (out / ".build").glob("unit-*.json")}
-
-
-def ids_by_split(dataset):
-    """Split → ids of its documents, one after the other."""
-    return {
-        name: np.concatenate([dataset.array(shard.name, "tokens") for shard in split]).tolist()
-        for name, split in dataset.splits.items()
-    }
 
 
 @contextmanager

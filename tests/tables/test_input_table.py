@@ -8,16 +8,28 @@ directory "d", and "-" is standard input.
 
 import gzip
 import shlex
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from reference.documents import json_text
 from support.commands import refused, succeeds
 from support.disk import put
-from support.sources import COMPRESSED, ENDING, MAKE, PACK, as_arrow_file, as_parquet, invalid_column, zstd_frame
+from support.sources import (
+    COMPRESSED,
+    ENDING,
+    MAKE,
+    PACK,
+    as_arrow,
+    as_arrow_file,
+    as_parquet,
+    as_tables,
+    invalid_column,
+    saved,
+    zstd_frame,
+)
 
 import bertdata
 from bertdata.cli import main
@@ -35,20 +47,10 @@ EVERY = MAKE | {"parquet": as_parquet, "fasta": lambda rows: "".join(f">a\n{row}
 NAME = {kind: f"a{ENDING.get(kind, f'.{kind}')}" for kind in EVERY}
 MARK = "\ufeff".encode()  # a byte order mark
 SKIPPED = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"  # a frame of zstd
+FRAMES = SKIPPED.join([b"", PACK[".zst"](b"a\n\n") + zstd_frame(b"b", 27), zstd_frame(b"c", 27), b""])
 DICTIONARY = bytes.fromhex("28b52ffd210701090000") + b"a"  # a frame of zstd that needs dictionary 7
+NAMED_SO = {"a.txt": ".xz", "a.txt.gz": ".zst", "a.txt.gzip": ".gz", "a.jsonl.bgz.txt": ".gz", "a.txt.zstd": ".zst"}
 TEXTS = ["the stone", "río ﬁ水", "[MASK]\0 x"]
-
-
-def stored(rows):
-    """A table as a file of Parquet, as a file of Arrow, and as a stream of Arrow: name → content."""
-    sinks = {name: pa.BufferOutputStream() for name in ("a.parquet", "a.arrow", "stream.arrow")}
-    pq.write_table(rows, sinks["a.parquet"], row_group_size=2)
-    for name, new in (("a.arrow", pa.ipc.new_file), ("stream.arrow", pa.ipc.new_stream)):
-        with new(sinks[name], rows.schema) as writer:
-            writer.write_table(rows, max_chunksize=2)
-    return {name: sink.getvalue().to_pybytes() for name, sink in sinks.items()}
-
-
 ABC = pa.array(["a", "b", "c"])
 BYTES = ABC.cast(pa.binary())
 
@@ -61,7 +63,7 @@ def struct(*names, column=ABC):
     return pa.StructArray.from_arrays([column] * len(names), names)
 
 
-ARROW = stored(of("text"))["a.arrow"]
+ARROW = as_tables(of("text"))["a.arrow"]
 TWICE, NULL = ("not-of-format", " has 2 columns "), ("bad-row", "the text is")
 PICTURE = bytes(range(256)) * 8
 COLUMNS = [  # key, what is special, the table, and the error, or nothing where "a", "b" and "c" are read
@@ -93,11 +95,20 @@ LINES = [*(Path(__file__).parents[1] / "rows.jsonl").read_bytes().splitlines(), 
 BAD_JSON = [*(line for line in LINES if json_text(line, "text") is None), b"[" * 200_000]
 ROW_A, FACE = b'{"text": "a"}\n', "\U0001f600 \ufffd x \ufffd\ufffd"
 DEEP, TWO_KEYS = b'{"n": %b, "text": "deep"}\n' % (b"[" * 100_000 + b"]" * 100_000), b'{"text": "a", "text": "b"}'
+FAILED, NO_MAP = "function-failed", b'\n\n{"text": "\\"\\\\ud800\\""}'  # json:loads gives half of a pair
 LIST = b"\n [" + b'{"text": "a"},' * 9 + b'{"text": "b"}]'
 LONE = b'{"text": "\\ud83d\\ude00 \\ud83d x \\ude00\\ud83d"}'
 BAD_CSV = {b"1": "the row has", b"1,b,c": "the row has", b'1,"b"c': "quotation marks"}
+BAD_ROWS = {"a.jsonl": b"{\n7\n", **as_tables(of("text", column=pa.nulls(9, pa.string())))}
 DAMAGED_GZIP = gzip.compress(b"a")[:-9]
 DAMAGED = [b"plain text\n", b"ARROW1", b"\xff\xff\xff\xff\x10\0\0\0", bytes(500)]
+TREE = {f"d/{name}": b"" for name in ("README.md", "AA/x.md", "x.xml", "y.2007.en", ".git/x", "_SUCCESS")}
+TREE |= {"d/a.txt": b"a", "d/AA/wiki_00": b"b", "d/b.jsonl.gz": gzip.compress(b'{"text": "c"}')}
+TREE |= {"d/c.TXT.BZ2": PACK[".bz2"](b"d\n")}
+LEFT = "(d/AA/x.md, d/README.md, d/x.xml, ...); 2 hidden (d/.git/x, d/_SUCCESS)"
+SAVED, SEVERAL = saved("abcd"), {"d/dataset_dict.json": b"{}"} | saved("ab", "d/train") | saved("c", "d/test")
+LOST = {name: content for name, content in SAVED.items() if name != "d/data-0.arrow"}
+BAD_STATES = [*({"_data_files": [{"filename": name}]} for name in ("../a", "a\0")), {"_data_files": None}]
 
 
 def coded(index):
@@ -107,7 +118,7 @@ def coded(index):
 def rows_of_columns():
     """Rows for each of COLUMNS: as a table of each format, and with --on-error skip before another file."""
     for key, what, table, *error in COLUMNS:
-        for name, content in stored(table).items():
+        for name, content in as_tables(table).items():
             options, files = f"--text-key {key}", {name: content}
             if not error:
                 yield f"{name}: {what}", files, options, ["a", "b", "c"]
@@ -123,8 +134,8 @@ def rows_of_columns():
 
 def bad_rows():
     """Rows for bad rows of every format: refused, skipped, and behind the last row that is read."""
-    nulls = stored(of("text", column=pa.array(["a", None, "c", None])))
-    coded = stored(of("text", column=pa.array(["a", None, "c", None]).dictionary_encode()))
+    nulls = as_tables(of("text", column=pa.array(["a", None, "c", None])))
+    coded = as_tables(of("text", column=pa.array(["a", None, "c", None]).dictionary_encode()))
     files = [
         *(("a.jsonl", b'{"text": "a"}\n\n%b\r\n{"text": "c"}\n7\n' % bad, "line 3: ") for bad in BAD_JSON),
         *((name, content, "row 2: the text is") for each in (nulls, coded) for name, content in each.items()),
@@ -138,18 +149,8 @@ def bad_rows():
 
 
 INPUTS = [
-    *[(f"{kind}: one row", {NAME[kind]: make(["stone"])}, "", ["stone"]) for kind, make in EVERY.items()],
     *[(f"{kind}: no row", {NAME[kind]: make([])}, "", Refused("empty", "")) for kind, make in EVERY.items()],
     *[(f"{kind}: no byte", {NAME[kind]: b""}, "", Refused("empty", "")) for kind in EVERY],
-    *[
-        (f"{kind}: no newline at the end", {NAME[kind]: EVERY[kind](TEXTS).rstrip(b"\r\n")}, "", TEXTS)
-        for kind in ("text", "jsonl", "csv", "tsv")
-    ],
-    *[
-        (f"{kind}: a shorter second file", {NAME[kind]: make(TEXTS), f"b{NAME[kind]}": make(["x"])}, "", [*TEXTS, "x"])
-        for kind, make in EVERY.items()
-        if kind != "fasta"
-    ],
     *[
         (f"{kind}{ending}: in two pieces, {name}", {f"{name}{ending}": content}, f"--format {kind}", TEXTS)
         for kind, make in MAKE.items()
@@ -164,20 +165,26 @@ INPUTS = [
     ("all formats", {f"{kind}{NAME[kind][1:]}": make([kind]) for kind, make in EVERY.items()}, "", [*EVERY]),
     # ---------------------------------------------------------------------------------------------- text of any format
     ("text: CR LF", {"a.txt": b"a\r\n\r\nb\r\nc\r\n"}, "", ["a", "b\nc"]),
-    ("csv: CR LF", {"a.csv": b'text,n\r\n"a\r\nb",1\r\nc,2\r\n'}, "", ["a\r\nb", "c"]),
-    ("text: invalid bytes", {"a.txt": b"a\xff\xe2\x82b"}, "", ["a\ufffd\ufffdb"], "2 sequences of bytes that"),
-    ("text: invalid bytes, strict", {"a.txt": b"a\xff"}, "--strict", Refused("not-text", "a.txt, byte 1 ")),
-    ("text: standard input", {"-": b"a\n\nb"}, "", ["a", "b"]),
-    ("text: a directory", {"d/b.txt": b"b", "d/a.txt": b"a"}, "", ["a", "b"], "2 files: 2 text; 2 bytes"),
+    # ---------------------------------------------------------------------------------------- directories, save_to_disk
+    ("a directory", {"d/b.txt": b"b", "d/a.txt": b"a"}, "", ["a", "b"], "2 files: 2 text; 2 bytes"),
+    ("files of text among others", TREE, "", ["b", "a", "c", "d"], "4 files: 3 text, 1 jsonl; ", LEFT),
+    ("saved", SAVED | {"d/cache-1.arrow": as_arrow(["x"])}, "", ["a", "c", "b", "d"], "2 files: 2 arrow; "),
+    ("saved, without", SAVED, "--exclude data-1.arrow", ["b", "d"], "1 file: 1 arrow; ", "left out 1 file: 1 not "),
+    ("saved, only", SAVED, "--include data-1.arrow", ["a", "c"], "1 file: 1 arrow; ", "left out 1 file: 1 not "),
+    ("saved, lost", LOST, "", Refused("not-found", "d/data-0.arrow", None)),
+    *[(f"saved: {state}", saved("ab", **state), "", Refused("not-of-format", "d")) for state in BAD_STATES],
+    ("saved with an index", saved("ab", _indices_data_files=[{"filename": "i"}]), "", Refused("unsupported", "d")),
+    ("saved, several", SEVERAL, "", Refused("wrong-file-type", ": d/test, d/train")),
+    ("saved, one", SEVERAL, "--include 'train/*.arrow'", ["b", "a"], "2 files: 2 arrow", "left out 7 files"),
     # -------------------------------------------------------------------------------------------- tables and surrogates
     *[
         (f"{name}: {content[:9]}", {name: content}, "", Refused("not-of-format", f"{name} is not readable "))
-        for name, whole in stored(of("text", column=ABC.dictionary_encode())).items()
+        for name, whole in as_tables(of("text", column=ABC.dictionary_encode())).items()
         for content in (whole[:-40], whole[: len(whole) // 3], b"PAR1" + bytes(60) + b"PAR1", *DAMAGED)
     ],
     *[
         (f"{name}: invalid bytes", {name: content}, "", ["ab", "\ufffdc"], f"the first at {name}, row 2; ")
-        for name, content in stored(of("text", column=invalid_column())).items()
+        for name, content in as_tables(of("text", column=invalid_column())).items()
     ],
     *[
         (f"arrow: index {index}", {"a.arrow": as_arrow_file(coded(index))}, "", Refused("not-of-format", ""))
@@ -190,12 +197,12 @@ INPUTS = [
     *bad_rows(),
     *[
         (f"{name}: nothing but bad rows", {name: content}, f"--on-error skip --shard-size {size}", Refused("empty", ""))
-        for name, content in {"a.jsonl": b"{\n7\n", **stored(of("text", column=pa.nulls(9, pa.string())))}.items()
+        for name, content in BAD_ROWS.items()
         for size in (1, 1 << 30)
     ],
     *[
         (f"{name}: {key}", {name: content}, f"--text-key {key} --on-error skip", *expected)
-        for name, content in stored(NESTED).items()
+        for name, content in as_tables(NESTED).items()
         for key, *expected in (
             ("a.m.b", ["x"], f"skipped: 2 rows that cannot be used, the first: {name}, row 2: the text is"),
             ("a.m.c", ["a", "b", "c"]),
@@ -211,11 +218,11 @@ INPUTS = [
     ("jsonl: a piped bad row", {"-": ROW_A + b"7"}, "--format jsonl --on-error skip", ["a"], "first: -, byte 14: "),
     ("jsonl: later", {"a.jsonl": ROW_A, "b.jsonl": b"\n\r\n \n7"}, "--on-error skip", ["a"], "b.jsonl, line 4: "),
     ("csv: a long name", {"a.csv": NAMED}, "--text-key 'body, of it'", ["a\r\nb", "c"]),
-    ("csv: a second column", {"a.csv": NAMED}, "--text-key n", ["1", "2"]),
     *[
         (f"csv: {content}", {"a.csv": content}, "", Refused("not-of-format", "a.csv"))
         for content in (b"\n\r\n\n", b'text,"a"b\n', b'text,"a')
     ],
+    ("csv: no end", {"a.csv": b'text\na\n"b\nc'}, "--on-error skip", Refused("not-of-format", "a.csv, row 2: ")),
     ("csv: invalid bytes", {"a.csv": b"text\na\n\xe2\x82b\xff\n"}, "", ["a", "\ufffdb\ufffd"], "2 sequences of bytes "),
     ("csv: invalid bytes, strict", {"a.csv": b"text\na\n\xff\n"}, "--strict", Refused("not-text", "a.csv, row 2 ")),
     ("tsv: cp1252", {"a.tsv": "n\ttext\n1\tnaïve\n".encode("cp1252")}, "--encoding cp1252", ["naïve"]),
@@ -227,10 +234,9 @@ INPUTS = [
         for encoding in ("cp1252", "utf-16", "gb18030", "utf-8-sig")
     ],
     ("text: latin-1", {"a.txt": b"H\xe4user " * 200}, "", ["H\ufffduser " * 200], "; if a text file is"),
-    ("text: few", {"a.txt": b"x\n" * 9999 + b"\xff"}, "", ["x\n" * 9999 + "\ufffd"], "; --strict fails instead\n"),
     *[
         (f"{name}: a picture", {name: content}, "", Refused("wrong-column-type", f"{name}: the bytes in ", "text_key"))
-        for name, content in stored(of("text", column=pa.array([PICTURE] * 3))).items()
+        for name, content in as_tables(of("text", column=pa.array([PICTURE] * 3))).items()
     ],
     ("csv: twice", {"a.csv": b"text,text\na,b\n"}, "", Refused("not-of-format", "a.csv has 2 columns ", "text_key")),
     ("csv: skipped", {"a.csv": b"n\na", "b.csv": b"text\nx\n"}, "--on-error skip", ["x"], "text: a.csv has no "),
@@ -246,19 +252,14 @@ INPUTS = [
     ("csv: short row", {"a.csv": b"a,b\nc\n"}, "--text-key 0", Refused("bad-row", "a.csv, row 2: the row ")),
     ("jsonl: lone surrogates", {"a.jsonl.gz": gzip.compress(ROW_A + LONE)}, "", ["a", FACE], "gz, line 2; --strict"),
     ("jsonl: lone, piped", {"-": LONE}, "--format jsonl", [FACE], "the first at -, byte 0; --strict fails instead\n"),
-    (
-        "jsonl: lone, --map",
-        {"a.jsonl": LONE},
-        "--map bertdata.prepare:nfkc",
-        [FACE],
-        "3 lone surrogates or invalid bytes",
-    ),
-    ("jsonl: lone, no other encoding", {"a.jsonl": LONE}, "", [FACE], "; --strict fails instead\n"),
+    ("jsonl: lone, --map", {"a.jsonl": LONE}, "--map bertdata.prepare:nfc", [FACE], "3 lone surrogates or "),
+    *[
+        (name, {"a.jsonl": NO_MAP}, f"--map {name} --on-error skip", Refused(kind, ", line 3: ", "map"))
+        for name, kind in (("builtins:len", "bad-function"), ("json:loads", FAILED), ("math:sqrt", FAILED))
+    ],
     ("jsonl: lone, strict", {"a.jsonl": ROW_A + LONE}, "--strict", Refused("not-text", "; correct it, or build ")),
-    ("jsonl: byte first", {"a.jsonl": b'{"text": "\xff"}\n' + LONE}, "--strict", Refused("not-text", "line 1 has ")),
     ("jsonl: byte first, bad row", {"a.jsonl": b'{"text": "\xff"}\n7'}, "--strict", Refused("not-text", "line 1 has ")),
     ("jsonl: bad row, byte", {"a.jsonl": b'7\n{"text": "\xff"}'}, "--strict", Refused("bad-row", "line 1: ")),
-    ("jsonl: bad row first", {"a.jsonl": b"7\n" + LONE}, "--strict", Refused("bad-row", "a.jsonl, line 1: ")),
     ("jsonl: another key", {"a.jsonl": b'{"text": "a", "b": "\\ud83d"}\n'}, "--strict", ["a"]),
     ("jsonl: both", {"a.jsonl": b'{"text": "\xff\\ud83d"}\n'}, "", ["\ufffd\ufffd"], "2 lone "),
     ("jsonl: any depth", {"a.jsonl": ROW_A + DEEP}, "", ["a", "deep"]),
@@ -271,34 +272,13 @@ INPUTS = [
     # ------------------------------------------------------------- compression, byte order marks, keys and file names
     *[
         (f"{name}: its first bytes tell how it is compressed", {name: PACK[ending](b"a\n\nb")}, "", ["a", "b"])
-        for name, ending in (
-            *[("a", ending) for ending in COMPRESSED],
-            *[("-", ending) for ending in COMPRESSED],
-            ("a.txt", ".xz"),
-            ("a.txt.gz", ".zst"),
-            ("a.txt.gzip", ".gz"),
-            ("a.jsonl.bgz.txt", ".gz"),
-            ("a.txt.zstd", ".zst"),
-        )
+        for name, ending in [*product(("a", "-"), COMPRESSED), *NAMED_SO.items()]
     ],
-    *[
-        (
-            f"{name}: zstd with a window of 2^{log}, after frames with none",
-            {name: SKIPPED.join([b"", PACK[".zst"](b"a\n\n") + zstd_frame(b"b", log), zstd_frame(b"c", log), b""])},
-            "",
-            ["a", "bc"],
-        )
-        for name in ("a.zst", "-")
-        for log in (27,)
-    ],
+    ("zstd with windows of 2^27, among frames with none", {"a.zst": FRAMES}, "", ["a", "bc"]),
+    ("the same, piped", {"-": FRAMES}, "", ["a", "bc"]),
     ("zstd with a large window", {"a.zst": zstd_frame(b"a", 28)}, "", Refused("unsupported", "a larger window", None)),
     ("xz: padding", {"a.xz": PACK[".xz"](b"a\n") + bytes(8) + PACK[".xz"](b"\nb") + bytes(8)}, "", ["a", "b"]),
-    (
-        "a zstd file that ends in a block",
-        {"a.zst": zstd_frame(b"abc", 27)[:-1]},
-        "",
-        Refused("cut-short", "Truncated", None),
-    ),
+    ("zstd that ends in a block", {"a.zst": zstd_frame(b"abc", 27)[:-1]}, "", Refused("cut-short", "Truncated", None)),
     ("zeros behind gzip", {"a.gz": PACK[".gz"](b"a") + bytes(9)}, "", Refused("cut-short", "other bytes", None)),
     ("plain text with the name of gzip", {"a.gz": b"a" * 99}, "", Refused("cut-short", "correct its name", None)),
     ("a zstd dictionary", {"a.zst": DICTIONARY}, "", Refused("unsupported", "needs a dictionary", None)),
@@ -319,23 +299,12 @@ INPUTS = [
         )
     ],
     *[
-        (
-            f"{kind}{ending}: a byte order mark is no text",
-            {NAME[kind] + ending: PACK[ending](MARK + EVERY[kind](["stone"]))},
-            how,
-            ["stone"],
-        )
+        (f"{kind}{ending}: a mark", {NAME[kind] + ending: PACK[ending](MARK + EVERY[kind](["a"]))}, how, ["a"])
         for kind in ("text", "jsonl", "csv", "tsv", "fasta")
         for ending in ("", ".gz")
         for how in (["", "--documents line", "--documents file"] if kind == "text" else [""])
     ],
-    (
-        "text: each file with a mark",
-        {"a.txt": MARK + b"a", "b.txt": MARK + b"\n\na"},
-        "--dedup",
-        ["a"],
-        "an earlier one",
-    ),
+    ("text: two marks", {"a.txt": MARK + b"a", "b.txt": MARK + b"\n\na"}, "--dedup", ["a"], "an earlier one"),
     ("text: a mark and UTF-16", {"a.txt": "\ufeffa".encode("utf-16-le")}, "--encoding utf-16-le", ["a"]),
     ("text: CR", {"a.txt": b"a\r\rb"}, "", ["a\r\rb"], "a.txt: lines end with CR alone"),
     ("text: CR, gzip", {"a.gz": PACK[".gz"](b"a\rb\r")}, "--documents file", ["a\rb\r"], "lines end with CR alone"),
