@@ -31,6 +31,8 @@ def runs(dataset, tmp_path_factory):
 def test_the_mean_of_runs_is_exact_in_any_order(runs, tmp_path):
     succeeds(merge.main, *runs, "--out", tmp_path / "one")
     succeeds(merge.main, *reversed(runs), "--out", tmp_path / "two")
+    about = ModelCard.load(tmp_path / "one" / "README.md").text
+    assert all(f"`{run.name}/{last_checkpoint(run).name}`" in about for run in runs)
     merged, parts = weights_in(tmp_path / "one"), [weights_in(last_checkpoint(run)) for run in runs]
     assert merged.keys() == parts[0].keys()
     for name, weight in merged.items():
@@ -51,16 +53,6 @@ def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_p
     loss = json_of(evaluate.main, "--checkpoint", merged, "--data", dataset.path, "--length", 32)["loss"]
     log = train(dataset.path, tmp_path / "on", init=str(merged), **QUIET, steps=1)
     assert log[0]["loss"] == pytest.approx(loss, abs=0.5)
-
-
-def test_checkpoints_of_one_run_and_its_mean(finished, tmp_path):
-    steps = [finished / f"step-{step:08d}" for step in (2, 4, 6)]
-    succeeds(merge.main, *steps[1:], "--out", tmp_path / "two")
-    succeeds(merge.main, steps[0], tmp_path / "two", "--out", tmp_path / "three")
-    about = ModelCard.load(tmp_path / "two" / "README.md")
-    assert about.data.license == "other"
-    assert all(f"`run/{step.name}`" in about.text for step in steps[1:])
-    refused(merge.main, finished, steps[-1], "--out", tmp_path / "none", kind="conflict", option="checkpoints")
 
 
 @pytest.mark.parametrize(
@@ -90,34 +82,27 @@ def changed(source, target, name, **values):
     return target
 
 
-def test_models_that_differ_are_refused(runs, dataset, bert_run, finished, tmp_path):
-    first = last_checkpoint(runs[0])
-
-    def refuse(*given, kind, option="checkpoints", says=""):
-        return refused(merge.main, *given, "--out", tmp_path / "none", kind=kind, option=option, says=says)
-
-    refuse(first, kind="missing")
-    refuse(first, bert_run, kind="conflict", says="hidden_size")
-    refuse(first, finished, kind="conflict", says="model_type")
-    refuse(first, changed(first, tmp_path / "dropout", "config.json", layer_norm_eps=1e-6), kind="conflict")
-    refuse(first, tmp_path / "gone", kind="not-a-run")
-    content = json.loads((first / "tokenizer.json").read_bytes())
-    model = content["model"] | {"unk_token": "[PAD]"}
+def test_what_cannot_be_merged_is_refused(runs, dataset, bert_run, finished, tmp_path):
+    first, out = last_checkpoint(runs[0]), tmp_path / "none"
+    model = json.loads((first / "tokenizer.json").read_bytes())["model"] | {"unk_token": "[PAD]"}
     other = changed(first, tmp_path / "other", "tokenizer.json", model=model)
-    refuse(first, other, kind="tokenizer-differs")
-    (other / "tokenizer.json").unlink()
-    refuse(first, other, kind="tokenizer-not-found", option="tokenizer")
-    data = write_labelled(tmp_path / "train.tsv")
-    succeeds(finetune.main, *tuning(runs[0], data, tmp_path / "tuned", "--length", 16, "--seeds", 2))
-    seeds = [tmp_path / "tuned" / f"seed-{seed}" for seed in (0, 1)]
-    refuse(*seeds, kind="weights-missing", option=None)
-    assert not (tmp_path / "none").exists()
-
-
-def test_what_is_in_the_way_or_damaged_is_refused(runs, tmp_path):
-    write(tmp_path / "full" / "notes.txt", "mine")
-    refused(merge.main, *runs, "--out", tmp_path / "full", kind="out-exists", option="out")
-    write(shutil.copytree(last_checkpoint(runs[0]), tmp_path / "damaged") / "model.safetensors", "damaged")
-    arguments = [tmp_path / "damaged", runs[1], "--out", tmp_path / "merged"]
-    refused(merge.main, *arguments, kind="damaged", option="checkpoints")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "full"]
+    (shutil.copytree(other, tmp_path / "lost") / "tokenizer.json").unlink()
+    write(shutil.copytree(first, tmp_path / "damaged") / "model.safetensors", "damaged")
+    tune = tuning(runs[0], write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned", "--length", 16, "--seeds", 2)
+    succeeds(finetune.main, *tune)
+    for given, kind, option, says in (
+        ([first], "missing", "checkpoints", ""),
+        ([finished, last_checkpoint(finished)], "conflict", "checkpoints", ""),
+        ([first, bert_run], "conflict", "checkpoints", "hidden_size"),
+        ([first, finished], "conflict", "checkpoints", "model_type"),
+        ([first, changed(first, tmp_path / "eps", "config.json", layer_norm_eps=1e-6)], "conflict", "checkpoints", ""),
+        ([first, tmp_path / "gone"], "not-a-run", "checkpoints", ""),
+        ([tmp_path / "damaged", runs[1]], "damaged", "checkpoints", ""),
+        ([first, other], "tokenizer-differs", "checkpoints", ""),
+        ([first, tmp_path / "lost"], "tokenizer-not-found", "tokenizer", ""),
+        ([tmp_path / "tuned" / f"seed-{seed}" for seed in (0, 1)], "weights-missing", None, ""),
+    ):
+        refused(merge.main, *given, "--out", out, kind=kind, option=option, says=says)
+    assert not out.exists()
+    write(out / "notes.txt", "mine")
+    refused(merge.main, *runs, "--out", out, kind="out-exists", option="out")
