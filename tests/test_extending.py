@@ -13,7 +13,7 @@ from support.commands import refuses, succeeds
 from support.data import ROOT
 from support.disk import write
 from support.families import LONGFORMER
-from support.runs import QUIET, SMALL, TINY, changing, losses, refused_run, remove_after, train, train_twice
+from support.runs import QUIET, SMALL, TINY, changing, losses, refused_run, remove_after, steps_of, train, train_twice
 
 from bertrain import optim
 from bertrain.commands import doctor
@@ -29,12 +29,8 @@ from bertrain.plan import options_of
 from bertrain.pretrain import main
 from bertrain.trainer import build_model
 
-PAGE = ROOT / "docs" / "extending.md"
-EXAMPLES = {
-    re.search(r"python (\w+)\.py", code)[1]: code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-}
-
-
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+EXAMPLES = {name: code for code, name in re.findall(r'```python\n("""python (\w+)\.py.*?)```', PAGE, re.DOTALL)}
 pytestmark = pytest.mark.usefixtures("tables_as_they_were")
 
 
@@ -45,8 +41,7 @@ def longformer(tmp_path):
 
 def run(dataset, out, **options):
     """The entries of a run's log that are of steps."""
-    log = train(dataset.path, out, **QUIET | {"steps": 1} | options)
-    return [entry for entry in log if "loss" in entry]
+    return steps_of(train(dataset.path, out, **QUIET | {"steps": 1} | options))
 
 
 def add(*names):
@@ -64,27 +59,6 @@ def test_the_example_of_a_family_trains_as_it_did_without_its_head(dataset, tmp_
     assert run(dataset, tmp_path / "run", model=longformer)[0]["loss"] == pytest.approx(dense["loss"], rel=1e-5)
 
 
-def test_a_method_of_ones_own_has_options_and_a_loss_that_resumes(dataset, tmp_path):
-    """Its code is short. Without its option a run is as before."""
-    add("unsure")
-    code = [line for line in EXAMPLES["unsure"].splitlines() if line and not line.lstrip().startswith('"')]
-    assert len(code) <= 40
-    options = QUIET | {"steps": 4, "unsure": 0.5, "save_every": 2}
-    log = train_twice(dataset.path, tmp_path / "run", 2, **options)
-    assert all(entry["entropy_loss"] < 0 for entry in log if "loss" in entry)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["unsure"] == 0.5
-    plain = train(dataset.path, tmp_path / "plain", **options | {"unsure": 0.0})
-    assert plain[0]["loss"] == log[0]["loss"]
-    assert plain[3]["loss"] != log[3]["loss"]
-    assert "entropy_loss" not in plain[0]
-    lower = {"kind": "out-of-range", "option": "unsure", "given": "-1"}
-    refused_run(dataset.path, tmp_path / "other", **options | {"unsure": -1}, **lower)
-    other = {"kind": "other-settings", "option": "unsure"}
-    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.25}, **other)
-    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.0}, **other)
-    assert "  --unsure FLOAT" in succeeds(main, "--help").output
-
-
 @pytest.mark.parametrize("command", [main, doctor.main])
 def test_an_option_of_a_method_with_a_name_that_a_command_or_config_takes_is_refused(command):
     parameters = command.get_params(click.Context(command, **command.context_settings))
@@ -96,20 +70,6 @@ def test_an_option_of_a_method_with_a_name_that_a_command_or_config_takes_is_ref
         METHODS["mine"] = type("Mine", (Method,), {"options_type": own})
         with refuses("bad-entry", name, given="mine"):
             all_options()
-
-
-def test_hooks_of_methods_are_called_in_the_order_of_their_names_in_the_table(dataset, tmp_path):
-    called = []
-
-    def made(name):
-        fields = [(f"use_{name}", int, declared(0, INTEGER))]
-        own = make_dataclass(name, fields, bases=(Options,), frozen=True, kw_only=True)
-        hooks = {"begin_step": lambda self, step, phase, learner: called.append((step, self.name)), "options_type": own}
-        return type(name, (Method,), hooks)
-
-    METHODS.update({name: made(name) for name in ("second", "first")})
-    train(dataset.path, tmp_path / "run", **QUIET, steps=2, use_first=1, use_second=1)
-    assert called == [(0, "second"), (0, "first"), (1, "second"), (1, "first")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +86,7 @@ class NoisyOptions(Options):
 
 
 class Noisy(Method):
-    """Notes what each phase asks for; adds keyed noise to a bias."""
+    """Notes what each phase asks for."""
 
     options_type = NoisyOptions
 
@@ -134,12 +94,6 @@ class Noisy(Method):
 
     def begin_step(self, step, phase, learner):
         self.asked.append(phase.options.method_options(NoisyOptions).noise_scale)
-        draw = torch.randn((), generator=torch.Generator().manual_seed(step)) * self.options.noise * self.asked[-1]
-        with torch.no_grad():
-            next(weight for weight in learner.model.parameters() if weight.ndim == 1).add_(draw)
-
-    def identity(self, learner):
-        return {"noise": str(self.options.noise)}
 
     def facts(self, learner):
         return {"noise": self.options.noise}
@@ -183,112 +137,98 @@ def test_the_example_of_a_method_trains_and_resumes_to_the_same_bits(dataset, tm
     plain = losses(train(dataset.path, tmp_path / "plain", **options))
     assert losses(log)[0] == plain[0]
     assert losses(log)[2:] != plain[2:]
-    frozen = {"lr_scale": ["embeddings=0"]}
-    logs = (train(dataset.path, tmp_path / name, **options | frozen, structures=str(table)) for name in ("one", "two"))
-    assert losses(next(logs)) == losses(next(logs))
 
 
 class Halves(Objective):
-    """A toy with a parameter of its own: whether a row's first token is in the lower half of the vocabulary."""
+    """A toy with a parameter and a buffer: whether a row's first token is in the lower half of the vocabulary."""
 
     accuracy_name, num_classes = "halves_right", 2
 
     def __init__(self, model, config):
         super().__init__(model, config)
         self.head = torch.nn.Linear(model.config.hidden_size, self.num_classes)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
 
     def count(self, batch):
         return batch.sample_ids.size
 
     def forward(self, encoder, outputs, piece):
+        self.passes += 1
         logits, rows = self.head(outputs.hidden[:, 1]), piece["sample_ids"] >= 0
         labels = (piece["input_ids"][:, 1] < encoder.model.config.vocab_size // 2).long()
         losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none") * rows
         return LossSum(losses.sum(), ((logits.argmax(-1) == labels) & rows).sum())
 
 
-def test_the_examples_train_together_with_an_objective_that_has_parameters(dataset, tmp_path, longformer):
-    add("focal", "nadam", "inverse_sqrt", "longformer")
+def test_the_examples_train_together_and_resume_with_an_objective_that_has_parameters(dataset, tmp_path, longformer):
+    """Without the option of their method a run is as before."""
+    add(*EXAMPLES)
     OBJECTIVES["halves"] = Halves
     options = {"objective": "focal+halves", "optimizer": "nadam", "schedule": "inverse_sqrt", "model": longformer}
-    log = train_twice(dataset.path, tmp_path / "run", 2, **options, steps=4, warmup_steps=1, eval_every=0)
-    steps = [entry for entry in log if "loss" in entry]
-    assert all(0 < entry["loss"] < 10 and entry["halves_loss"] > 0 for entry in steps)
+    options |= {"steps": 4, "warmup_steps": 1, "eval_every": 0, "save_every": 2, "unsure": 0.5}
+    log = train_twice(dataset.path, tmp_path / "run", 2, **options)
+    steps, plain = steps_of(log), steps_of(train(dataset.path, tmp_path / "plain", **options | {"unsure": 0.0}))
+    assert all(0 < entry["loss"] < 10 and entry["halves_loss"] > 0 > entry["entropy_loss"] for entry in steps)
     assert all(0 <= entry["halves_right"] <= 1 for entry in steps)
     assert steps[1]["lr"] == pytest.approx(SMALL["lr"])
+    assert (plain[0]["loss"] == steps[0]["loss"], plain[3]["loss"] == steps[3]["loss"]) == (True, False)
+    assert "entropy_loss" not in plain[0]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["unsure"] == 0.5
+    for unsure in (0.25, 0.0):
+        other = options | {"unsure": unsure}
+        refused_run(dataset.path, tmp_path / "run", **other, kind="other-settings", option="unsure")
+    assert "  --unsure FLOAT" in succeeds(main, "--help").output
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        Family(head=lambda model, hidden: model.lm_head(hidden) * 2),  # other logits
-        Family(head=lambda model, hidden: model.lm_head(hidden)[..., :7]),  # too few of them
-        Family(head=lambda model, hidden: model.cls(hidden)),  # a longformer has none
-        Family(),  # a longformer needs a head
+class Layers(Halves):
+    """Its buffer has a number for each layer."""
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.register_buffer("of_layers", torch.zeros(model.config.num_hidden_layers))
+
+
+GROWTH = {"phase": changing(0.5, layers=[1, None]), "model": TINY}
+WRONG = [  # table, name and entry; options of a run; kind and option of the error
+    *[
+        (FAMILIES, "longformer", Family(**head), {}, "model-unreadable", None)
+        for head in (
+            {"head": lambda model, hidden: model.lm_head(hidden) * 2},  # other logits
+            {"head": lambda model, hidden: model.lm_head(hidden)[..., :7]},  # too few of them
+            {"head": lambda model, hidden: model.cls(hidden)},  # a longformer has none
+            {},  # a longformer needs a head
+        )
     ],
-)
-def test_a_head_that_is_not_the_models_own_is_refused(dataset, tmp_path, longformer, entry):
-    FAMILIES["longformer"] = entry
-    refused_run(dataset.path, tmp_path / "run", model=longformer, steps=1, kind="model-unreadable", given="longformer")
+    *[
+        (optim.SCHEDULES, "own", lambda *steps, factor=factor: factor, {"schedule": "own"}, "bad-entry", "schedule")
+        for factor in (None, -0.5, torch.ones(()))
+    ],
+    (OBJECTIVES, "layers", Layers, GROWTH | {"objective": "layers"}, "bad-entry", "layers"),
+]
 
 
-class Targets(Objective):
-    """A loss without parameters and predictions."""
-
-    def count(self, batch):
-        return batch.sample_ids.size
-
-    def forward(self, encoder, outputs, piece):
-        return LossSum(outputs.logits.mean(), 0)
-
-
-@pytest.mark.parametrize("factor", [None, -0.5, torch.ones(())], ids=str)
-def test_an_invalid_factor_of_a_schedule_is_one_sentence(dataset, tmp_path, factor):
-    optim.SCHEDULES["own"] = lambda step, steps, warmup_steps: factor
-    known = {"kind": "bad-entry", "option": "schedule", "given": "own"}
-    refused_run(dataset.path, tmp_path / "run", model=TINY, steps=1, warmup=0, schedule="own", **known)
-
-
-def test_a_loss_of_ones_own_that_is_not_finite_is_named(dataset, tmp_path):
-    class Wild(Targets):
-        def forward(self, encoder, outputs, piece):
-            return LossSum(outputs.logits.mean() * torch.nan, 0)
-
-    OBJECTIVES["nan"] = Wild
-    options = {"objective": "mlm+nan", "model": TINY, "steps": 1}
-    assert "nan_loss" in refused_run(dataset.path, tmp_path / "run", **options, kind="not-finite", option="lr").sentence
-
-
-def test_a_buffer_that_grows_with_the_layers_is_refused(dataset, tmp_path):
-    class Layers(Targets):
-        def __init__(self, model, config):
-            super().__init__(model, config)
-            self.register_buffer("of_layers", torch.zeros(model.config.num_hidden_layers))
-
-    OBJECTIVES["layers"] = Layers
-    options = QUIET | {"objective": "layers", "phase": changing(0.5, layers=[1, None]), "steps": 2}
-    known = {"kind": "bad-entry", "option": "layers", "says": "objectives.layers.of_layers"}
-    refused_run(dataset.path, tmp_path / "run", **options, **known)
+@pytest.mark.parametrize("row", WRONG, ids=range(len(WRONG)))
+def test_an_entry_that_is_wrong_is_one_sentence(dataset, tmp_path, longformer, row):
+    table, name, entry, options, kind, option = row
+    table[name] = entry
+    options = {"model": longformer, "steps": 2, "warmup": 0} | options
+    refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option, says=name)
 
 
 def test_buffers_of_an_objective_are_kept_at_a_growth_and_in_checkpoints(dataset, tmp_path):
-    class Counter(Targets):
-        def __init__(self, model, config):
-            super().__init__(model, config)
-            self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
-
-        def forward(self, encoder, outputs, piece):
-            self.passes += 1
-            return super().forward(encoder, outputs, piece)
-
-    OBJECTIVES["counter"] = Counter
-    options = {"objective": "counter", "phase": changing(0.5, layers=[1, None])}
-    run(dataset, tmp_path / "run", **options, steps=4)
+    OBJECTIVES["halves"] = Halves
+    run(dataset, tmp_path / "run", objective="mlm+halves", **GROWTH, steps=4)
     beside = torch.load(tmp_path / "run" / "step-00000004" / "beside.pt", weights_only=True)
-    assert beside["objectives.counter.passes"] == 4
+    assert beside["objectives.halves.passes"] == 4
 
 
 def test_an_objective_without_predictions_trains_sub_networks(dataset, tmp_path):
+    class Targets(Objective):
+        count = Halves.count
+
+        def forward(self, encoder, outputs, piece):
+            return LossSum(outputs.logits.mean(), 0)
+
     OBJECTIVES["targets"] = Targets
     log = run(dataset, tmp_path / "run", objective="targets", elastic="layers=1:2")
     assert log[0]["accuracy"] == 0
