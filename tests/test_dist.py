@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from support.commands import json_of, waited
-from support.data import built
 from support.runs import QUIET, assert_near, entries, flags, launch, losses, on_ranks, remove_after, resumed_from, train
 
 from bertrain import checkpoint
@@ -20,12 +19,7 @@ from bertrain.__main__ import main
 @pytest.fixture(scope="module")
 def two(dataset, once):
     """A run of five steps on two ranks, seven rows a step: four on one rank and three on the other, two at a time."""
-
-    def make(folder):
-        arguments = flags(dataset.path, folder / "run", **SEVEN)
-        assert "done: " in on_ranks(2, "bertrain.pretrain", arguments)[0]
-
-    return once("two", make) / "run"
+    return once("two", lambda folder: train(dataset.path, folder / "run", ranks=2, **SEVEN)) / "run"
 
 
 SEVEN = {"steps": 5, "global_batch_size": 7, "micro_batch_size": 2, "eval_every": 2}
@@ -45,13 +39,6 @@ def test_a_run_of_two_processes_resumes_on_any_number(two, dataset, tmp_path):
         assert_near(log, entries(two), rel=2e-5)
         assert losses(log) == losses(entries(two)) or ranks != 2
         assert resumed_from(out) == f"step-{step:08d}"
-
-
-@pytest.mark.slow
-def test_one_document_on_two_ranks_trains(tmp_path, vocab):
-    shards = built(tmp_path, "the stone under the river and the light of morning", tokenizer=vocab, validation=0)
-    log = train(shards.path, tmp_path / "run", ranks=2, steps=3, global_batch_size=1, mlm_probability=0.1)
-    assert [entry["step"] for entry in log] == [1, 2, 3]
 
 
 def children_of(pid):
