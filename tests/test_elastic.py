@@ -209,9 +209,6 @@ def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(data
         torch.testing.assert_close(gradients[0][:, :16], gradients[1], rtol=1e-4, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------------------- extract
-
-
 def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp_path):
     sizes = ["--layers", 2, "--width", 24, "--heads", 3, "--feed-forward", 32]
     small = tmp_path / "small"

@@ -4,18 +4,15 @@ from pathlib import Path
 from unittest.mock import Mock, call
 
 import huggingface_hub
-import numpy as np
 import pytest
 import torch
 from support.commands import refuses
 from support.data import SPECIAL
 from support.families import model_of
-from support.runs import ALONE, TINY, learner
+from support.runs import TINY
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import bertdata
 from bertdata.errors import UsageError
-from bertrain.evaluate import evaluate
 from bertrain.models import families
 from bertrain.models.load import HUB_TIMEOUT_S, load_model, max_length, new_model, start_from
 
@@ -155,14 +152,6 @@ def test_a_model_with_two_heads_is_loaded_with_one_in_silence(dataset, tmp_path,
     assert "cls.seq_relationship.weight" in warnings[0]
     assert hasattr(load_model(tmp_path, nsp=True).cls, "seq_relationship")
     assert capfd.readouterr() == ("", "")
-
-
-def test_an_untrained_model_is_as_good_as_guessing(dataset):
-    module = learner(model_of(TINY, dataset))
-    result = evaluate(module, dataset, ALONE, split="validation", length=32)
-    assert result["loss"] == pytest.approx(np.log(dataset.special_tokens.vocab_size), rel=0.1)
-    assert result["samples"] == bertdata.Loader(dataset, length=32, split="validation").num_samples
-    assert module.training
 
 
 @pytest.mark.parametrize("name", families.PRESETS)

@@ -44,8 +44,6 @@ from bertrain.objectives import num_targets
 from bertrain.plan import Plan
 from bertrain.trainer import Trainer
 
-# -------------------------------------------------------------------------------------------------------- objectives
-
 
 def test_losses_of_pairs_are_those_of_transformers(dataset):
     batch = next(bertdata.Loader(dataset, length=32, samples="pairs", global_batch_size=5))
@@ -264,7 +262,7 @@ def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, li
         some = {"split": "train", "length": 32, "max_samples": 24}
         found = evaluation.evaluate(encoder, dataset, runs.ALONE, **some)
         results.append([found[name] for name in ("loss", "accuracy", "targets", "samples")])
-        assert max(rows) == min(24, most)
+        assert (max(rows), encoder.training) == (min(24, most), True)
         assert results[-1] == pytest.approx(results[0], rel=1e-6)
 
 
@@ -280,6 +278,7 @@ def examine(data, out, **options):
     return result.exit_code, {line.split()[1]: line for line in lines}
 
 
+SAME = {"out": True, "optimizer": "adamw", "steps": 6, "lr": 3e-3, "global_batch_size": 6}  # options of `finished`
 TWO = [{"steps": 10, "global_batch_size": "4..8"}, {"tokens": "4800", "global_batch_size": 10}]
 
 
@@ -293,15 +292,18 @@ TWO = [{"steps": 10, "global_batch_size": "4..8"}, {"tokens": "4800", "global_ba
         ({"steps": 10, "warmup_steps": 50, "global_batch_size": 8}, "plan", "WARN", "--warmup-steps 50"),
         ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "run", "FAIL", "0.01"),
         ({"model": "bert-huge"}, "run", "FAIL", "bert-huge"),
+        (SAME, "run", "PASS", "step-00000006"),
+        (SAME | {"resume": "no"}, "run", "FAIL", "--out"),
+        (SAME | {"seed": 1}, "run", "FAIL", "seed 0 → 1"),
         ({"model": "bert-tiny", "keep": 10**9}, "disk", "FAIL", "--keep"),
     ],
     ids=str,
 )
-def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, check, verdict, value):
-    if phases := options.get("phase"):
-        file = runs.toml(tmp_path / "run.toml", phase=phases)
-        options = {name: given for name, given in options.items() if name != "phase"} | {"config": file}
-    code, lines = examine(dataset.path, tmp_path / "run", **options)
+def test_the_doctor_finds_what_is_wrong(dataset, finished, tmp_path, options, check, verdict, value):
+    given = {name: each for name, each in options.items() if name not in ("phase", "out")}
+    if "phase" in options:
+        given["config"] = runs.toml(tmp_path / "run.toml", phase=options["phase"])
+    code, lines = examine(dataset.path, finished if "out" in options else tmp_path / "run", **given)
     assert lines[check].startswith(verdict)
     assert value in lines[check]
     assert code == (verdict == "FAIL")
@@ -357,7 +359,7 @@ def test_the_doctor_that_a_signal_stops_prints_no_time(dataset, tmp_path, monkey
     assert (code, [*lines][-1]) == (0, "run")
 
 
-def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(dataset, tmp_path, finished, monkeypatch):
+def test_the_doctor_finds_damaged_shards_and_where_it_cannot_write(dataset, tmp_path, monkeypatch):
     code, lines = examine(tmp_path / "nothing", tmp_path / "run")
     assert (code, list(lines)) == (1, ["run"])
     damaged = shutil.copytree(dataset.path, tmp_path / "damaged")
@@ -368,15 +370,6 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
     monkeypatch.setattr(os, "access", lambda path, *mode, **more: path != tmp_path and access(path, *mode, **more))
     code, lines = examine(dataset.path, tmp_path / "far" / "run")
     assert (code, lines["run"][:4], f" {tmp_path} " in lines["run"]) == (1, "FAIL", True)
-    for options, verdict, value in (
-        ({}, "PASS", "step-00000006"),
-        ({"resume": "no"}, "FAIL", "--out"),
-        ({"seed": 1}, "FAIL", "seed 0 → 1"),
-    ):
-        same = {"optimizer": "adamw", "steps": 6, "lr": 3e-3, "global_batch_size": 6}
-        line = examine(dataset.path, finished, **same | options)[1]["run"]
-        assert line.startswith(verdict), line
-        assert value in line
 
 
 def test_the_doctor_wants_a_gpu_for_each_rank(monkeypatch):
