@@ -103,6 +103,9 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
     known = {trained.spell(number).lstrip("#▁") for number in range(trained.special.vocab_size)}
     assert {*"thesonfriv"} <= known
     assert len({*chinese} - known) == left_out
+    if kind == "unigram":  # its characters that training removes get scores in their own order
+        scores = [score for token, score in sorted(trained.source.content["model"]["vocab"]) if token in chinese]
+        assert scores == sorted(scores) != sorted(scores, reverse=True)
     assert done.stderr.count(f"warning: {left_out:,} of the 2,010 different characters ") == (left_out > 0)
     assert done.stderr.count("single characters take ") == (size == 1000)
     assert done.stderr.count("gives no more") == (left_out == 0)

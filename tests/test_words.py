@@ -690,7 +690,7 @@ def test_a_run_that_the_library_fails_on_is_named_by_its_document():
         raise error
 
     with mock.patch.object(engine, "ids_by", fail), refuses("tokenizer-failed", says="document 2: "):
-        tokenizer.encode(*joined(["a", f"a{marks} b", f"b bb{marks}", f"bb{marks}"]), sentences=False)
+        tokenizer.encode(*joined(["a", f"a{marks} a{marks} b", f"b bb{marks}", f"bb{marks}"]), sentences=False)
 
 
 SCRIPTS = ["абвгд жизнь", "ελληνικά", "עברית", "العربية", "हिन्दी", "ไทย", "한국어", "日本語 カナ", "ქართული", "ትግርኛ"]
