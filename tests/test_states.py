@@ -5,9 +5,9 @@ at any of its changes to the disk, or stopped there while another command runs.
 """
 
 import json
+import multiprocessing
 import os
 import re
-import select
 import shutil
 import signal
 import sys
@@ -23,19 +23,16 @@ from unittest.mock import patch
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
-from support.data import SPECIALS, build, make_text
-from support.disk import contents, write
+from support.data import SPECIALS, build, faults_of, make_text
+from support.disk import contents, flip, write, write_all
 from support.limits import limits
-from support.servers import Store
+from support.servers import directory_as_store
+from support.sources import stopped
 
 import bertdata
-from bertdata.errors import BertdataError, DatasetError
-from bertdata.format.verify import verify
-from bertdata.remote import stores
+from bertdata import BertdataError, finish
 from bertdata.remote.copies import pull, push
 from bertdata.tokenize.load import load
-from bertdata.write import finish, staging
-from bertdata.write.staging import BuildPlan
 
 OPTIONS = {  # name → text, options of build
     "units": ("some", {"shard_size": 500}),
@@ -48,9 +45,6 @@ PLACES, URLS, STEPS = ("one", "two"), ("a", "b"), 40
 WRITES = ("os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir")
 COUNTS = Counter()  # steps by what came of them, of all machines
 ANY_FAULT = {"damaged", "parts-missing", "unreadable", "not-found", "wrong-file-type", "not-a-dataset", "unfinished"}
-
-
-# ------------------------------------------------------------------------------------- a store that is a directory
 
 
 # --------------------------------------------------------------------------------------------------- commands in forks
@@ -77,7 +71,7 @@ class Started:
     """A command in a fork. `end()` is "ok", "killed", "traceback" or the kind of its error, and what it says."""
 
     def __init__(self, work, number=None, how=signal.SIGKILL):
-        reads, writes = os.pipe()
+        self.answers, answers = multiprocessing.Pipe(duplex=False)
         self.pid = os.fork()
         if not self.pid:
             try:
@@ -85,16 +79,14 @@ class Started:
                 if number is not None:
                     end_at(number, how)
                 try:
-                    answer = ["ok", work()]
+                    answers.send(("ok", work()))
                 except BertdataError as error:
-                    answer = [error.kind, str(error)]
-                os.write(writes, json.dumps(answer).encode())
+                    answers.send((error.kind, str(error)))
             except BaseException:
-                os.write(writes, json.dumps(["traceback", traceback.format_exc()]).encode())
+                answers.send(("traceback", traceback.format_exc()))
             finally:
                 os._exit(0)
-        os.close(writes)
-        self.pipe = reads
+        answers.close()
 
     def rest(self, limit_s):
         """Waits until it has stopped or ended; it may also wait for a lock."""
@@ -107,15 +99,15 @@ class Started:
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self):
-        with open(self.pipe, "rb") as pipe:
-            while not select.select([pipe], [], [], 1)[0]:
-                self.go_on()  # a slow one may stop only after `go_on`
-            answer = pipe.read()
+        answer = None
+        while not self.answers.poll(1):
+            self.go_on()  # a slow one may stop only after `go_on`
+        with self.answers, suppress(EOFError):
+            answer = self.answers.recv()
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         assert status != -signal.SIGALRM, "a command hangs"
-        if status == -signal.SIGKILL and not answer:
-            return "killed", None
-        return tuple(json.loads(answer))
+        assert answer or status == -signal.SIGKILL, status
+        return answer or ("killed", None)
 
 
 # ---------------------------------------------------------------------------------------------- what a command is to do
@@ -138,36 +130,37 @@ class State:
 class World:
     """Undisturbed builds of OPTIONS, and what is in the directories."""
 
-    def __init__(self, base):
-        self.base, self.store = base, Store(base)
-        self.texts = {"some": make_text(4, seed=3), "other": make_text(3, seed=4) * 2, "blank": "\n \n\n"}
-        for name, text in self.texts.items():
-            (base / name).write_text(text, encoding="utf-8")
+    def __init__(self, base, path_of):
+        self.base, self.path_of = base, path_of
+        texts = {"some": make_text(4, seed=3), "other": make_text(3, seed=4) * 2, "blank": "\n \n\n"}
+        write_all(base, texts)
         write(base / "vocab.txt", *SPECIALS, ".", "the", "of", "stone", "river", "a", "##s")
         self.plans, self.trees, self.parts, self.documents, self.ids = {}, {}, {}, {}, {}
         for name in OPTIONS:
             self._learn(name)
 
     def _learn(self, name):
-        out, plans, real = self.base / "learn", [], staging.continue_or_start
-        remember = lambda staging, plan, **more: plans.append(plan) or real(staging, plan, **more)  # noqa: E731
-        with patch.object(staging, "continue_or_start", remember), suppress(BertdataError):
+        out = self.base / "learn"
+        with suppress(BertdataError):
             dataset = self.build(name, out).dataset
             self.documents[name] = [ids.tolist() for ids in dataset]
             self.ids[dataset.dataset_id] = name
             self.trees[name] = contents(out)
-        self.plans[name] = json.loads(json.dumps(plans[0].as_json()))
         shutil.rmtree(out, ignore_errors=True)
-        if name != "trained":  # which has --dedup
+        if name == "trained":  # with --dedup, which has no parts
+            stopped(self.base / OPTIONS[name][0], out, 0, **self.options(name))
+        else:
             for part in ((0, 2), (1, 2)):
                 self.build(name, out, part=part)
             self.parts[name] = contents(out)
-            shutil.rmtree(out)
+        self.plans[name] = plan_in(out)
+        shutil.rmtree(out)
+
+    def options(self, name):
+        return {"tokenizer": str(self.base / "vocab.txt"), "workers": 1, **OPTIONS[name][1]}
 
     def build(self, name, out, **more):
-        text, options = OPTIONS[name]
-        every = {"tokenizer": str(self.base / "vocab.txt"), "workers": 1, **options, **more}
-        return build(self.base / text, out, **every)
+        return build(self.base / OPTIONS[name][0], out, **self.options(name), **more)
 
     def place(self, name):
         return self.base / "places" / name
@@ -182,12 +175,12 @@ class World:
     def seen(self, name):
         """The State of a directory, as far as files say it."""
         out, staging = self.place(name), self.place(name) / ".build"
-        holds, plan = self.id_in(out / "manifest.json"), BuildPlan.read(staging)
+        holds, plan = self.id_in(out / "manifest.json"), plan_in(out)
         names = os.listdir(staging) if staging.exists() else []
         others = {path.name for path in out.iterdir()} - {".build"} if out.exists() else set()
         return State(
             holds=holds,
-            plan=next((name for name, each in self.plans.items() if plan and each == plan.as_json()), None),
+            plan=next((name for name, each in self.plans.items() if each == plan), None),
             parts=frozenset(each for each in names if re.fullmatch(r"part-.*\.json", each)),
             units=frozenset(each for each in names if re.fullmatch(r"unit-.*\.json", each)),
             is_pulling=holds is None and not staging.exists() and bool(others),
@@ -195,7 +188,13 @@ class World:
         )
 
     def seen_at(self, url):
-        return State(holds=self.id_in(self.store.path(f"s3://{url}/data") / "manifest.json"))
+        return State(holds=self.id_in(self.path_of(f"s3://{url}/data") / "manifest.json"))
+
+
+def plan_in(out):
+    """The plan of an unfinished build in a directory, or None."""
+    plan = out / ".build" / "plan.json"
+    return json.loads(plan.read_bytes()) if plan.exists() else None
 
 
 def without_staging(files):
@@ -289,12 +288,10 @@ class Machine(RuleBasedStateMachine):
         if hurt:
             COUNTS["damage"] += 1
             one = hurt[spot % len(hurt)]
-            content = bytearray((root / one).read_bytes())
             if how == "lose":
                 (root / one).unlink()
-            elif content:
-                content[spot * 7919 % len(content)] ^= 1 << spot % 8
-                (root / one).write_bytes(content)
+            elif size := (root / one).stat().st_size:
+                flip(root / one, spot * 7919 % size, 1 << spot % 8)
             what = "has_lost" if one.startswith(".build/") else "is_touched"
             self.states[name] = replace(self.states[name], **{what: True})
             self.settle(name, [])
@@ -305,9 +302,7 @@ class Machine(RuleBasedStateMachine):
         for name in names:
             self.clear(name)
             content = self.world.trees if is_whole or name in URLS else self.world.parts
-            for path, data in content.get(config, {}).items():
-                (self.root(name) / path).parent.mkdir(parents=True, exist_ok=True)
-                (self.root(name) / path).write_bytes(data)
+            write_all(self.root(name), content.get(config, {}))
             self.settle(name, [])
 
     def clear(self, name):
@@ -328,7 +323,7 @@ class Machine(RuleBasedStateMachine):
     # --------------------------------------------------------------------------------------- what rules are made of
 
     def root(self, target):
-        return self.world.place(target) if target in PLACES else self.world.store.path(f"s3://{target}/data")
+        return self.world.place(target) if target in PLACES else self.world.path_of(f"s3://{target}/data")
 
     def files(self, target):
         return contents(self.root(target))
@@ -398,24 +393,20 @@ class Machine(RuleBasedStateMachine):
         return {"ok", *ANY_FAULT} if self.may_lack(state) else {"ok"}
 
     def of_push(self, here, there):
-        if here.holds is None or here.holds == "?":
+        if "?" in (here.holds, there.holds) or not here.holds:
             return ANY_FAULT
-        if there.holds == "?":
-            return ANY_FAULT
-        if there.holds:
-            return {"ok" if there.holds == here.holds else "out-exists"} | (ANY_FAULT if here.is_touched else set())
-        return {"ok", *ANY_FAULT} if here.is_touched else {"ok"}
+        fault = ANY_FAULT if here.is_touched else set()
+        return {"ok" if there.holds in (None, here.holds) else "out-exists"} | fault
 
     def of_pull(self, here, there, out):
-        if there.holds is None or there.holds == "?":
+        if there.holds in (None, "?"):
             return ANY_FAULT
         fault = ANY_FAULT if there.is_touched or here.is_touched else set()
         if here.is_touched:  # without its manifest nothing says whose the files are
             fault = fault | {"out-exists"}
-        if here.holds:
+        is_of_another = not here.is_pulling and out.exists() and any(out.iterdir())
+        if here.holds or is_of_another:
             return {"ok" if here.holds == there.holds else "out-exists"} | fault
-        if (out.exists() and any(out.iterdir())) and not here.is_pulling:
-            return {"out-exists"} | fault
         return {"ok", *["out-exists"] * here.is_pulling} | fault  # an earlier pull may have been of another dataset
 
     def settle(self, target, commands):
@@ -441,14 +432,9 @@ class Machine(RuleBasedStateMachine):
 
     def read(self, name, state, *, whole):
         out = self.world.place(name)
-        try:
-            faults = verify(out)
-        except DatasetError as error:
-            faults = [str(error)]
-        try:
+        faults, documents = faults_of(out), None
+        with suppress(BertdataError):
             documents = [ids.tolist() for ids in bertdata.open(out)]
-        except DatasetError:
-            documents = None
         assert (faults == []) == (whole and state.holds is not None), (name, state, faults)
         if state.holds and whole:
             assert documents == self.world.documents[state.holds]
@@ -460,7 +446,7 @@ class Machine(RuleBasedStateMachine):
         name = self.target(command)
         if name not in PLACES or any(state.is_touched for state in before.values()):
             return
-        with suppress(DatasetError):
+        with suppress(BertdataError):
             assert [ids.tolist() for ids in bertdata.open(self.world.place(name))] in self.world.documents.values()
 
     def require_kept(self, command, before, after):
@@ -512,9 +498,7 @@ def campaign(examples, seed, steps=STEPS):
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="states-")))
         stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(base / "cache")))
         stack.enter_context(limits(wait_for_manifest_s=0.01, threads_of_copies=1))  # a kill is at the same place again
-        Machine.world = World(base)
-        for name in ("file_at", "files_below", "write"):
-            stack.enter_context(patch.object(stores, name, getattr(Machine.world.store, name)))
+        Machine.world = World(base, stack.enter_context(directory_as_store(base / "store")))
         load(str(base / "vocab.txt"))
         settings = hypothesis.settings(
             hypothesis.settings(),

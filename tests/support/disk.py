@@ -1,5 +1,6 @@
 """Files and damage to them, and fakes of a disk that fails or notes what is synced."""
 
+import errno
 import os
 import pickle
 import re
@@ -83,6 +84,16 @@ def step_of_index(path):
     return int(path.parent.name[6:14]) if path.name == "checkpoint.json.tmp" else None
 
 
+def full_at(*steps):
+    """A context in which the disk is full once a checkpoint of one of these steps is nearly written."""
+
+    def full(path):
+        if step_of_index(path) in steps:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    return syncing(full)
+
+
 @contextmanager
 def before_rename(name, action):
     """Calls an action in this context before a file whose path ends with a name gets it."""
@@ -129,10 +140,10 @@ def recorded(root):
         source, target = Path(source), Path(target)
         if not target.resolve().is_relative_to(root):  # numba's cache
             return replace(source, target)
-        for path in () if source.is_symlink() else source.rglob("*") if source.is_dir() else [source]:
+        is_directory = source.is_dir() and not source.is_symlink()
+        for path in () if source.is_symlink() else source.rglob("*") if is_directory else [source]:
             assert holds(path), f"{path} is renamed before all of it is on disk"
-        if source.is_dir() and not source.is_symlink():
-            assert synced.get(source.stat().st_ino), f"the names in {source} are not on disk"
+        assert not is_directory or synced.get(source.stat().st_ino), f"the names in {source} are not on disk"
         directory = str(target.parent.resolve())
         assert directory not in unpublished, f"{directory} may have its old manifest and this {target.name}"
         if records.fullmatch(target.name) or (target.suffix == ".json" and target.parent.name == "cache"):
@@ -172,24 +183,18 @@ def recorded(root):
 
         return call
 
-    with ExitStack() as patched:
-        for owner, name, changed in (
-            (os, "fsync", on_fsync),
-            (os, "replace", on_replace),
-            (os, "rename", on_rename),
-            (Path, "mkdir", on_mkdir),
-            (Path, "unlink", removing(Path.unlink)),
-            (Path, "rmdir", removing(rmdir)),
-            (shutil, "rmtree", removing(shutil.rmtree)),
-        ):
-            patched.enter_context(patch.object(owner, name, changed))
+    with (
+        patch.multiple(os, fsync=on_fsync, replace=on_replace, rename=on_rename),
+        patch.multiple(Path, mkdir=on_mkdir, unlink=removing(Path.unlink), rmdir=removing(rmdir)),
+        patch.multiple(shutil, rmtree=removing(shutil.rmtree)),
+    ):
         yield SimpleNamespace(renames=renames, pending=pending, holds=holds)
 
 
-def flip(path, at):
-    """Flips a bit of a byte of a file."""
+def flip(path, at, bits=1):
+    """Flips bits of a byte of a file."""
     content = bytearray(path.read_bytes())
-    content[at] ^= 1
+    content[at] ^= bits
     path.write_bytes(content)
 
 
@@ -202,18 +207,13 @@ def contents(folder):
 def write_all(directory, contents):
     """Writes the bytes of files by name, also in directories that are not there yet; returns the directory."""
     for name, content in contents.items():
-        path = Path(directory, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        put(Path(directory, name), content)
     return directory
 
 
 def write(path, *lines):
-    """Writes lines of text, also in a directory that is not there yet; returns the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
+    """Writes lines of text as `put` does."""
+    return put(Path(path), "".join(f"{line}\n" for line in lines))
 
 
 def put(path, content):

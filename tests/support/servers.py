@@ -1,10 +1,11 @@
 """A web server of this machine, and a store of objects that is a directory."""
 
-import os
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import patch
 
+from bertdata.files import make_directory, write_file
 from bertdata.remote import stores
 from bertdata.remote.access import RemoteFile, missing_error
 
@@ -27,7 +28,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(handler):
-    """A context in which a web server answers as `handler`; yields its host and port."""
+    """A context with a web server; yields its host and port. handler: a Handler, or a function of each request."""
+    if not isinstance(handler, type):
+        handler = type("Answering", (Handler,), {"do_GET": handler})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"
@@ -43,34 +46,31 @@ def use_server(monkeypatch, address):
     stores.store_at.cache_clear()
 
 
-class Store:
-    """The functions of bertdata.remote.stores that transfers use, over a directory."""
+@contextmanager
+def directory_as_store(base):
+    """A context in which URLs of s3:// are files below a directory; yields the function from a URL to its path."""
 
-    def __init__(self, base):
-        self.base = base / "store"
+    def path_of(url):
+        return base / url.removeprefix("s3://")
 
-    def path(self, url):
-        return self.base / url.removeprefix("s3://")
-
-    def file_at(self, url):
-        path = self.path(url)
-        if not path.exists():
+    def file_at(url):
+        if not path_of(url).exists():
             raise missing_error(url)
-        content = path.read_bytes()
+        content = path_of(url).read_bytes()
         return RemoteFile(url, len(content), "1", lambda start, stop: content[start:stop])
 
-    def files_below(self, url, prefix):
-        bucket = self.path(f"s3://{url.removeprefix('s3://').partition('/')[0]}")
-        files = [path for path in (bucket / prefix).rglob("*") if path.is_file()]
-        keys = [str(path.relative_to(bucket)) for path in files]
-        return {key: self.file_at(f"s3://{bucket.name}/{key}") for key in keys}
+    def files_below(url, prefix):
+        bucket = path_of("/".join(url.split("/")[:3]))
+        keys = [str(path.relative_to(bucket)) for path in (bucket / prefix).rglob("*") if path.is_file()]
+        return {key: file_at(f"s3://{bucket.name}/{key}") for key in keys}
 
-    def write(self, url, content):
-        incoming = self.base / f"incoming-{os.getpid()}"  # no bucket has this name
+    def write(url, content):
         try:
             data = content if isinstance(content, bytes) else content.read_bytes()
         except FileNotFoundError:
             raise missing_error(url) from None
-        self.path(url).parent.mkdir(parents=True, exist_ok=True)
-        incoming.write_bytes(data)
-        os.replace(incoming, self.path(url))
+        make_directory(path_of(url).parent)
+        write_file(path_of(url), data)
+
+    with patch.multiple(stores, file_at=file_at, files_below=files_below, write=write):
+        yield path_of

@@ -1,6 +1,7 @@
-"""WRITERS: what bertdata writes × a call that fails, a full disk and a loss of power.
+"""WRITERS: what bertdata and bertrain write × a call that fails, a full disk and a loss of power.
 
-A writer that fails publishes nothing, and the same call then ends in the same bytes. tools/crash.py fails every call.
+A writer that fails publishes nothing, and the same call then ends in the same bytes. tools/crash.py fails every call;
+pretrain, whose log has times, is in test_reliability.py and test_promises.py.
 """
 
 import errno
@@ -11,22 +12,18 @@ from unittest.mock import patch
 
 import pytest
 from reference import ids
-from support.data import build, import_ids, make_text, train_tokenizer
-from support.disk import contents, failing, recorded
+from support.commands import invoke, tuning
+from support.data import build, import_ids, make_text, train_tokenizer, write_labelled
+from support.disk import contents, failing, put, recorded
 from support.limits import limits
-from support.servers import Store
+from support.servers import directory_as_store
 
-from bertdata import Loader
-from bertdata.errors import BuildError
-from bertdata.remote import stores
+from bertdata import BertdataError, Loader, export, finish
 from bertdata.remote.copies import pull, push
-from bertdata.write import export, finish
+from bertrain.__main__ import main
 
-SMALL = {
-    "shard_size": 900,
-    "validation": 0.2,
-    "workers": 1,
-}  # of two threads each may rename what the other does not name
+SMALL = {"shard_size": 900, "validation": 0.2, "workers": 1}
+"""Of two threads each may rename what the other does not name."""
 DOCUMENTS = [[10, 11, 12, 3], [13, 3], [14, 15, 16, 17, 18, 19, 20, 3], [], [21, 3]]
 
 
@@ -37,6 +34,7 @@ class Writer(NamedTuple):
     run: object
     last: str
     before: object = lambda given, out: None
+    calls: int = 20  # that fail, about
 
 
 class Given(NamedTuple):
@@ -44,22 +42,22 @@ class Given(NamedTuple):
     ids: object
     vocab: str
     dataset: object
+    model: object
+    rows: object
 
 
 @pytest.fixture
-def given(tmp_path, vocab, dataset):
-    (tmp_path / "in").mkdir()
-    text, prefix = tmp_path / "in" / "text", tmp_path / "in" / "ids"
-    text.write_text(make_text(4, seed=1), encoding="utf-8")
+def given(tmp_path, vocab, dataset, bert_run):
+    text, prefix = put(tmp_path / "in" / "text", make_text(4, seed=1)), tmp_path / "in" / "ids"
     for ending, content in zip((".bin", ".idx"), ids.megatron([[each] for each in DOCUMENTS], "uint16"), strict=True):
         prefix.with_suffix(ending).write_bytes(content)
+    rows = write_labelled(tmp_path / "in" / "rows.tsv")
     with ExitStack() as stack:
-        for name in ("file_at", "files_below", "write"):
-            stack.enter_context(patch.object(stores, name, getattr(Store(tmp_path), name)))
+        stack.enter_context(directory_as_store(tmp_path))
         stack.enter_context(limits(threads_of_copies=1))
-        stack.enter_context(patch("bertdata.tokenize.source._keep"))  # whose failures are no errors
+        stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(text / "no")))  # whose failures are no errors
         push(dataset.path, "s3://a/shards")
-        yield Given(text, prefix, vocab, dataset)
+        yield Given(text, prefix, vocab, dataset, bert_run / "step-00000002", rows)
 
 
 def build_with_tables(given, out):
@@ -90,6 +88,27 @@ def index(given, out):
         Loader(given.dataset, length=32, samples="packed")
 
 
+def command(name, last, arguments, calls=3):
+    """A command of bertrain that writes to out/out.tsv, a file or a directory. Its error is raised as it was."""
+
+    def run(given, out):
+        done = invoke(main, name, *arguments(given), "--out", out / "out.tsv")
+        error = done.exception
+        while error and not isinstance(error, BertdataError | OSError | KeyboardInterrupt):
+            error = error.__context__
+        if done.exit_code:
+            assert isinstance(error, KeyboardInterrupt) == (done.exit_code == 130), done.output
+            assert done.stderr.splitlines()[-1].startswith("interrupted" if done.exit_code == 130 else "Error: ")
+            raise error
+
+    return Writer(name, run, last, calls=calls)
+
+
+def teacher(given):
+    options = ["--max-samples", 9, "--length", 32, "--top-k", 4, "--unit-samples", 4]
+    return ["--model", given.model, "--data", given.dataset.path, *options]
+
+
 WRITERS = [
     Writer("build", lambda given, out: build(given.text, out, tokenizer=given.vocab, **SMALL), "manifest.json"),
     Writer("build, tables of shards", build_with_tables, "manifest.json"),
@@ -98,8 +117,15 @@ WRITERS = [
     Writer("import", import_megatron, "manifest.json"),
     Writer("export", lambda given, out: export(given.dataset, out), ".parquet"),
     Writer("train-tokenizer", lambda given, out: train_tokenizer(given.text, out, vocab_size=120), "tokenizer.json"),
+    Writer("push", lambda given, out: push(given.dataset.path, f"s3://{out.name}/x"), "manifest.json"),
     Writer("pull", lambda given, out: pull("s3://a/shards", out), "manifest.json"),
     Writer("index", index, ".json"),
+    command("finetune", "result.json", lambda given: tuning(given.model, given.rows, "x", "--seeds", 2)),
+    command("teacher", "cache.json", teacher),
+    command("augment", "out.tsv", lambda given: ["--checkpoint", given.model, "--train", given.rows], calls=2),
+    command("merge", "out.tsv", lambda given: [given.model, given.model.with_name("step-00000001")]),
+    command("extract", "out.tsv", lambda given: ["--checkpoint", given.model, "--layers", 1]),
+    command("transplant", "out.tsv", lambda given: ["--checkpoint", given.model, "--tokenizer", given.vocab]),
 ]
 every_writer = pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.name)
 
@@ -115,49 +141,37 @@ def test_a_name_is_visible_after_what_it_names_is_on_disk(writer, given, tmp_pat
         writer.before(given, tmp_path / "new" / "out")
         writer.run(given, tmp_path / "new" / "out")
     assert disk.renames[-1].name.endswith(writer.last)
-    assert not disk.pending or writer.run is index  # which is made again where it is lost
+    assert not disk.pending or writer.name in ("index", "augment")  # whose files are made again, or may come back
 
 
 ERRORS = [KeyboardInterrupt, lambda: OSError(errno.EIO, os.strerror(errno.EIO))]
+SIZES = [50, 500, 1500]  # bytes of a file on a full disk
 
 
 @every_writer
-def test_a_call_that_fails_publishes_nothing_and_the_next_run_continues(writer, given, tmp_path):
-    for name in ("whole", "counted"):
+def test_a_writer_that_fails_publishes_nothing_and_the_next_run_continues(writer, given, tmp_path, full_disk):
+    """Of a full disk its error names the file."""
+    for name in ("whole", "counted"):  # in the first one kernels are compiled
         writer.before(given, tmp_path / name)
-    writer.run(given, tmp_path / "whole")
-    with failing(-1, None) as calls:
-        writer.run(given, tmp_path / "counted")
+        with failing(-1, None) as calls:
+            writer.run(given, tmp_path / name)
     expected = written(tmp_path / "whole")
     assert len(calls) > 3
-    for turn, number in enumerate(range(0, len(calls), 1 + len(calls) // 20)):
-        out = tmp_path / f"out{number}"
+    numbers = enumerate(range(0, len(calls), 1 + len(calls) // writer.calls))
+    ways = [(failing(number, ERRORS[turn % 2]), None) for turn, number in numbers]
+    sizes = [size for size in SIZES if size < max(map(len, expected.values()))]
+    for turn, (fails, says) in enumerate([*ways, *((full_disk(size), f"{tmp_path}/out") for size in sizes)]):
+        out = tmp_path / f"out{turn}"
         writer.before(given, out)
         old = written(out) if out.exists() else {}
-        with failing(number, ERRORS[turn % 2]), pytest.raises((KeyboardInterrupt, OSError, BuildError)):
+        with fails, pytest.raises((KeyboardInterrupt, OSError, BertdataError), match=says) as caught:
             writer.run(given, out)
+        assert not says or ".tmp" not in str(caught.value)
         found = written(out)
-        if any(name.endswith(writer.last) for name in found):  # the new files, or still the old ones
-            assert found == expected or found.items() >= old.items() > set(), calls[number]
+        if any(part.endswith(writer.last) for name in found for part in name.split("/")):
+            assert found == expected or found.items() >= old.items() > set(), turn  # the new files, or still the old
         try:
             writer.run(given, out)
-        except BuildError as error:  # it had ended
+        except BertdataError as error:  # it had ended
             assert error.kind == "out-exists"  # noqa: PT017
-        assert written(out) == expected, calls[number]
-
-
-@every_writer
-@pytest.mark.parametrize("num_bytes", [50, 500, 1500])
-def test_a_full_disk_is_named_with_the_file_and_the_next_run_continues(writer, given, tmp_path, full_disk, num_bytes):
-    writer.before(given, tmp_path / "whole")
-    writer.run(given, tmp_path / "whole")
-    expected = written(tmp_path / "whole")
-    writer.before(given, tmp_path / "out")
-    if max(map(len, expected.values())) > num_bytes:
-        with full_disk(num_bytes), pytest.raises((OSError, BuildError), match=os.strerror(errno.EFBIG)) as caught:
-            writer.run(given, tmp_path / "out")
-        named = str(getattr(caught.value, "filename", None) or caught.value)
-        assert str(tmp_path / "out") in named
-        assert ".tmp" not in named
-    writer.run(given, tmp_path / "out")
-    assert written(tmp_path / "out") == expected
+        assert written(out) == expected, turn
