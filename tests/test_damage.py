@@ -1,6 +1,6 @@
-"""Damaged files where commands of bertrain read them: each ends in one sentence, and nothing that was finished is lost.
+"""Damaged and hostile models where commands of bertrain read them: one sentence, and nothing that was finished is lost.
 
-Most are sealed: checkpoint.json states the damaged bytes, as a hostile checkpoint would.
+READERS has the files of checkpoints, which are sealed: checkpoint.json states the damaged bytes.
 """
 
 import errno
@@ -12,47 +12,19 @@ import sys
 
 import pytest
 import torch
-from support.commands import invoke, json_of, refused, refuses, succeeds, tuning
+from support.commands import invoke, json_of, refused, succeeds, tuning
 from support.data import write_labelled
 from support.disk import damages
-from support.runs import QUIET, cannot_read, refused_run, seal, train, weights_in
+from support.runs import QUIET, cannot_read, train, weights_in
 
 from bertdata.format.records import read_record, write_record
-from bertrain import card, checkpoint, pretrain, state
+from bertrain import checkpoint, state
 from bertrain.__main__ import main
 
 
-@pytest.fixture(scope="module")
-def trained(dataset, once):
-    """A run of two steps whose last checkpoint has all files that there can be. Tests must not change it."""
-    options = QUIET | {"steps": 2}
-    return once("trained", lambda folder: train(dataset.path, folder / "run", **options)) / "run"
-
-
-def test_a_state_of_an_optimizer_that_is_none_ends_a_run(dataset, trained, tmp_path):
-    out = shutil.copytree(trained, tmp_path / "run")
-    path = out / "step-00000002" / "optimizer.pt"
-    for value in ([1], 5, {}):
-        torch.save(value, path)
-        seal(path.parent)
-        refused_run(dataset.path, out, steps=3, **QUIET, kind="other-settings", option="objective")
-    assert path.parent.is_dir()
-
-
-def test_a_state_of_another_version_or_with_other_members_is_damaged(trained, tmp_path):
-    step = shutil.copytree(trained / "step-00000002", tmp_path / "step")
-    saved = json.loads((step / state.TRAINER).read_bytes())
-    assert saved["versions"] == card.versions()
-    for wrong in (saved | {"version": 3}, saved | {"unknown": 1}, [saved], {}):
-        (step / state.TRAINER).write_text(json.dumps(wrong))
-        with refuses("damaged"):
-            state.read(step)
-    refused(main, "extract", "--checkpoint", step, "--out", tmp_path / "small", kind="damaged", option="checkpoint")
-
-
-def test_a_milestone_that_cannot_be_read_is_not_removed(trained, tmp_path, monkeypatch):
+def test_a_milestone_that_cannot_be_read_is_not_removed(finished, tmp_path, monkeypatch):
     for step in (1, 2, 3, 4):
-        shutil.copytree(trained / "step-00000002", tmp_path / f"step-0000000{step}")
+        shutil.copytree(finished / "step-00000002", tmp_path / f"step-0000000{step}")
     cannot_read(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
     checkpoint.Writer(1, None, print, ()).clear(tmp_path / "step-00000004")
@@ -74,7 +46,6 @@ def commands(model, dataset, out):
     return {
         "init": ["pretrain", "--data", dataset.path, "--out", out, "--init", model, *few],
         "pretrain": ["pretrain", "--data", dataset.path, "--out", out, "--model", model, *few],
-        "doctor": ["doctor", "--data", dataset.path, "--out", out, "--init", model, *few],
         "evaluate": ["evaluate", "--checkpoint", model, "--data", dataset.path, "--max-samples", 6],
         "finetune": ["finetune", *tuning(model, data, out)],
         "augment": ["augment", "--checkpoint", model, "--train", data, "--out", out.with_suffix(".tsv")],
@@ -96,9 +67,8 @@ def test_a_damaged_model_is_one_sentence_in_every_command(dataset, model, tmp_pa
             done = invoke(main, *arguments)
             may_pass = name == "tokenizer_config.json" or (name == "config.json" and what == "object")
             assert done.exit_code or may_pass, (command, what, done.output)
-            if done.exit_code:
-                last = (done.stdout if command == "doctor" else done.stderr).splitlines()[-1]
-                assert last.startswith("FAIL" if command == "doctor" else "Error: "), (command, what, done.output)
+            last = done.stderr.splitlines()[-1] if done.exit_code else "Error: "
+            assert last.startswith("Error: "), (command, what, done.output)
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
             (tmp_path / "out.tsv").unlink(missing_ok=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "data.tsv"])
@@ -141,7 +111,7 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "here")])
 @pytest.mark.parametrize("command", ["doctor", "pretrain"])
 def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkeypatch, command, error):
-    monkeypatch.setattr(pretrain, "Stream", lambda *given: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (_ for _ in ()).throw(error))
     done = invoke(main, command, "--data", dataset.path, "--out", tmp_path / "run")
     last = done.stderr.splitlines()[-1]
     is_interrupt = isinstance(error, KeyboardInterrupt)

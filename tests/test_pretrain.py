@@ -30,7 +30,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.tokenize.load import load
-from bertrain import checkpoint, state
+from bertrain import card, checkpoint, state
 from bertrain.__main__ import main
 from bertrain.cli import read_options
 from bertrain.commands.trace import stream_of
@@ -59,6 +59,7 @@ def test_a_run_writes_its_configuration_its_log_and_checkpoints(finished, datase
     assert log[-2]["tokens"] == 6 * 6 * 32
     assert names(finished, "*step-*") == [f"step-{k:08d}" for k in range(1, 7)]
     assert (finished / "last").readlink() == Path("step-00000006")
+    assert state.read(finished / "last").versions == card.versions()
 
 
 def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(finished, dataset):

@@ -3,6 +3,7 @@
 Each damaged file is one error of a known kind, never a traceback, or it is read as it is.
 """
 
+import io
 import json
 import shutil
 from functools import partial
@@ -11,14 +12,15 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import Result
 from support.commands import invoke, succeeds
 from support.disk import damages
-from support.runs import QUIET, flags, seal, train
+from support.runs import flags, seal
 
 import bertdata
+from bertdata import BertdataError
 from bertdata.cli import main as data_main
-from bertdata.errors import BertdataError
 from bertdata.format.records import read_record
 from bertrain.__main__ import main
 from bertrain.cli import command
@@ -42,7 +44,7 @@ def dumps(value):
 class Reader(NamedTuple):
     """name: of a file, in a directory of its own or below it. good: its bytes, or a function (folder, given) that makes
     it, where given(name) is a fixture. read: (path, given) → raises, or a result of click. kinds: of errors that may
-    come. harmless: the damages that are none to it. more: other contents that are wrong.
+    come. harmless: the damages that are none to it. more: other contents that are wrong, or functions of the good one.
     """
 
     name: str
@@ -62,10 +64,7 @@ def shards(folder, given):
 
 
 def trained(folder, given):
-    """A run of two steps whose last checkpoint has all files that there can be."""
-    dataset = given("dataset")
-    made = given("once")("read", lambda place: train(dataset.path, place / "run", **QUIET | {"steps": 2}))
-    shutil.copytree(made / "run", folder / "run")
+    shutil.copytree(given("bert_run"), folder / "run")
 
 
 def answered(folder, given):
@@ -94,10 +93,20 @@ def build_of(inputs, out):
     return invoke(data_main, "build", inputs, "--out", out, "--type", "bytes", "--workers", 1)
 
 
+def with_members(**members):
+    return lambda good: dumps(json.loads(good) | members)
+
+
+def pickled(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
 def resumed(path, given):
     """checkpoint.json states the damaged bytes, as a hostile checkpoint would."""
     seal(path.parent)
-    return invoke(main, "pretrain", *flags(given("dataset").path, path.parent.parent, steps=3, **QUIET))
+    return invoke(main, "pretrain", *flags(given("dataset").path, path.parent.parent, steps=3, model="bert-tiny"))
 
 
 def searched(path, given):
@@ -132,6 +141,7 @@ NO_RESULTS = (
 NO_RECORDS = b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'
 NO_BERT = [BERT | wrong for wrong in ({"num_attention_heads": 3}, {"hidden_act": "geluu"}, {"hidden_size": "wide"})]
 NO_OPTIONS = b'{"config": {"log": "tensorboard"}}', b'{"config": null}', b'{"config": {"steps": "three"}}'
+NO_STATES = with_members(version=3), with_members(unknown=1), lambda good: b"[%b]" % good
 PLAN = b'{"settings": {}, "published": {}, "inputs": []}'
 READERS = [
     Reader("a.json", b'{"format_version": 1}', lambda path, given: read_record(path), "damaged", NUMBERS, NO_RECORDS),
@@ -146,8 +156,8 @@ READERS = [
     Reader("run.toml", b"lr = 0.5", configured, f"malformed unknown {OTHER}", "empty list", (b"lrr = 1",)),
     Reader("run.json", b'{"config": {"lr": 0.5}}', configured, f"malformed unknown {OTHER}", more=NO_OPTIONS),
     Reader("run/run.json", trained, lambda path, given: invoke(main, "trace", path.parent, "--step", 1), "not-a-run"),
-    Reader("run/step-00000002/trainer.json", trained, resumed, f"damaged {OTHER}"),
-    Reader("run/step-00000002/optimizer.pt", trained, resumed, "other-settings"),
+    Reader("run/step-00000002/trainer.json", trained, resumed, "damaged", more=NO_STATES),
+    Reader("run/step-00000002/optimizer.pt", trained, resumed, "other-settings", more=(*map(pickled, ([1], 5, {})),)),
     Reader("result.json", dumps(RESULT), plotted, "not-a-run", more=NO_RESULTS),
     Reader(
         "search.json", b'{"length": 32}', searched, "damaged other-settings", more=(b'{"length": 32, "colour": 1}',)
@@ -190,7 +200,8 @@ def test_a_damaged_file_is_one_sentence(reader, tmp_path, request):
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(reader.good)
-        path.write_bytes((damages(path.read_bytes(), made) | dict(enumerate(reader.more)))[what])
+        content = (damages(good := path.read_bytes(), made) | dict(enumerate(reader.more)))[what]
+        path.write_bytes(content(good) if callable(content) else content)
         error = error_of(reader.read, path, request.getfixturevalue)
         assert error.kind in reader.kinds.split() if error else what in reader.harmless.split(), (what, error)
         shutil.rmtree(folder)
