@@ -7,31 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from support.commands import invoke, refuses, tuning, waited
-from support.data import built
+from support.commands import invoke, refuses, waited
 from support.disk import write
+from support.families import SIZES
 from support.runs import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint, pretrain
 from bertrain.config import Config
-from bertrain.lab import finetune
 from bertrain.objectives import OBJECTIVES
 from bertrain.trainer import build_model
-
-DROPOUT = {
-    "model_type": "bert",
-    "num_hidden_layers": 1,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "hidden_dropout_prob": 0.3,
-}
 
 
 def interrupt(number=signal.SIGINT):
@@ -105,8 +94,7 @@ def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp
     """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
     path, _ = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"))
     path.rename(tmp_path / "later")
-    appear = lambda seconds: (tmp_path / "later").rename(path)  # noqa: E731
-    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
+    monkeypatch.setattr(time, "sleep", lambda seconds: (tmp_path / "later").rename(path))
     assert len(checkpoint.wait_until_seen(path)) == 64  # which ranks compare
     limit(stale_s=0)
     with refuses("other-stream", "out"):
@@ -114,12 +102,11 @@ def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp
 
 
 @pytest.mark.slow
-def test_rank_0_chooses_the_checkpoint_and_dropout_is_said_to_depend_on_ranks(dataset, tmp_path):
-    options = {"model": write(tmp_path / "config.json", json.dumps(DROPOUT)), "eval_every": 0}
-    for steps in (1, 2):
-        out, _ = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", steps=steps, **options))
-        assert any(line.startswith("warning: ") and "dropout" in line for line in out.splitlines())
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["step"] == 1
+def test_dropout_is_said_to_depend_on_ranks(dataset, tmp_path):
+    config = write(tmp_path / "config.json", json.dumps(SIZES | {"model_type": "bert", "hidden_dropout_prob": 0.3}))
+    arguments = flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 1, "model": config})
+    out, _ = on_ranks(2, "bertrain.pretrain", arguments)
+    assert any(line.startswith("warning: ") and "dropout" in line for line in out.splitlines())
 
 
 def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, finished):
@@ -131,30 +118,6 @@ def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, fini
         assert ("token_type_ids" in pair) == (length == 512)
         assert pair.get("token_type_ids", torch.tensor([0, 1])).unique().tolist() == [0, 1]
         model(**pair)
-
-
-def test_a_corpus_without_a_validation_split_is_said_to_be_one(tmp_path, vocab, capsys):
-    built(tmp_path, "the stone under the river and the light of morning", tokenizer=vocab)
-    capsys.readouterr()
-    train(tmp_path / "shards", tmp_path / "run", steps=1, model="bert-tiny")
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert sum("--validation" in line for line in warnings) == 1
-
-
-def write_examples(path, rows):
-    return write(path, *(f"{text}\t{label}" for text, label in rows))
-
-
-def tune(run, tmp_path, data, *more):
-    return invoke(finetune.main, *tuning(run, data, tmp_path / "out", *more))
-
-
-def test_labels_that_are_none_are_refused(bert_run, tmp_path):
-    good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(8)])
-    assert tune(bert_run, tmp_path, good, "--label", "0").exit_code == 2
-    empty = write_examples(tmp_path / "empty.tsv", [("the river", 1), ("the stone", ""), ("light", 0)])
-    result = tune(bert_run, tmp_path, empty)
-    assert (result.exit_code, "line 2" in result.output) == (2, True), result.output
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):

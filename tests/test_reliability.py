@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,17 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.commands import python, refuses
-from support.data import build, built, make_text, write_dataset
-from support.disk import recorded, step_of_index, syncing
-from support.runs import entries, losses, train
-from support.sources import counting_reads, stopped
+from support.data import build, built, faults_of, make_text, write_dataset
+from support.disk import full_at, recorded, step_of_index, syncing
+from support.runs import at_step, entries, losses, train
+from support.sources import counting_reads
 
 import bertdata
-from bertdata.errors import BertdataError, DatasetError
-from bertdata.format import manifest
 from bertdata.format.records import read_record, write_record
-from bertdata.format.verify import verify
-from bertdata.options import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
 from bertrain import checkpoint
@@ -46,15 +43,6 @@ def small(tmp_path, vocab):
 # ------------------------------------------------------------------------------------------------------ loss of power
 
 
-def test_checkpoints_survive_a_loss_of_power(dataset, tmp_path):
-    with recorded(tmp_path) as disk:
-        train(dataset.path, tmp_path / "run", steps=2, keep=1)
-    assert not disk.pending
-    assert disk.holds(tmp_path / "run" / "log.jsonl")
-    steps = [path for path in disk.renames if path.name.startswith("step")]
-    assert [path.name for path in steps] == ["step-00000001", "step-00000002"]
-
-
 def test_a_model_in_several_directories_survives_a_loss_of_power(tmp_path):
     with recorded(tmp_path) as disk, checkpoint.publish(tmp_path / "out" / "model") as temporary:
         for name in ("config.json", "adapter/adapter_config.json", "adapter/default/weights"):
@@ -64,7 +52,7 @@ def test_a_model_in_several_directories_survives_a_loss_of_power(tmp_path):
     assert all(map(disk.holds, (tmp_path / "out" / "model").rglob("*")))
 
 
-def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(dataset, tmp_path):
+def test_checkpoints_and_the_log_up_to_them_survive_a_loss_of_power(dataset, tmp_path):
     log, synced, steps = tmp_path / "run" / "log.jsonl", [b""], []
 
     def note(path):
@@ -74,9 +62,11 @@ def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(datase
             steps.append(step)
             assert f'{{"step": {step}, "loss"' in synced[-1].decode()
 
-    with syncing(note):
+    with recorded(tmp_path) as disk, syncing(note):
         train(dataset.path, tmp_path / "run", steps=2, keep=1)
     assert steps == [1, 2]
+    assert not disk.pending
+    assert disk.holds(log)
 
 
 # ------------------------------------------------------------------------------------------------------ disks that fail
@@ -97,11 +87,7 @@ def test_more_shards_than_open_files(tmp_path, vocab):
 
 
 def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, finished, tmp_path, capsys):
-    def full(path):
-        if step_of_index(path) in (3, 4):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    with syncing(full):
+    with full_at(3, 4):
         log = train(dataset.path, tmp_path / "run", steps=6)
     assert losses(log) == losses(entries(finished))
     assert os.strerror(errno.ENOSPC) in capsys.readouterr().out
@@ -120,21 +106,14 @@ def test_a_bad_line_of_a_log_takes_no_other_with_it(tmp_path):
         assert path.read_bytes() == b""
 
 
-def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(dataset, finished, tmp_path, capsys):
-    """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
-    flush, calls, hard = Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-
-    def full(log):
-        calls.append(log)
-        limit = 300 if 2 < len(calls) < 6 else hard
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-        try:
-            flush(log)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-
-    with patch.object(Log, "_flush", full):
-        train(dataset.path, tmp_path / "run", steps=6, save_every=100)
+def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(
+    dataset, finished, tmp_path, monkeypatch, capsys, full_disk
+):
+    """The disk is full for three steps; two entries have more than 300 bytes."""
+    disk = full_disk(300)
+    at_step(monkeypatch, "next_batch", 2, disk.__enter__)
+    at_step(monkeypatch, "next_batch", 5, lambda: disk.__exit__(None, None, None))
+    train(dataset.path, tmp_path / "run", steps=6, save_every=100)
     assert losses(entries(tmp_path / "run")) == losses(entries(finished))
     assert capsys.readouterr().out.count("log.jsonl") == 1  # one warning
 
@@ -147,35 +126,19 @@ def test_links_and_pipes_in_a_dataset_are_refused(small, tmp_path):
         """Opening the dataset, or, as that does not read all files, verifying it, names what it does not follow."""
         try:
             bertdata.open(small)
-            return str(path) in verify(small)[0]
-        except DatasetError as error:
+            return str(path) in faults_of(small)[0]
+        except bertdata.BertdataError as error:
             return error.kind == "wrong-file-type" and error.given == path
 
     for path in [*sorted(path for path in small.rglob("*") if path.is_file()), small / "origins"]:
         kept = tmp_path / "elsewhere"
         os.replace(path, kept)
-        path.symlink_to(kept)
-        assert is_refused(path)
-        path.unlink()
-        if kept.is_file():
-            os.mkfifo(path)
+        for put_there in (partial(path.symlink_to, kept), partial(os.mkfifo, path))[: 1 + kept.is_file()]:
+            put_there()
             assert is_refused(path)
             path.unlink()
         os.replace(kept, path)
-    assert verify(small) == []
-
-
-def test_nothing_is_written_through_a_link_in_the_output(tmp_path, corpus, vocab):
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
-    for name in ("lock", "tokenizer.json.tmp", "train-00000.tokens.npy.tmp"):
-        out = tmp_path / f"out-{name}"
-        stopped(corpus, out, 0, tokenizer=vocab)  # else what is in .build is removed
-        (out / ".build" / name).unlink(missing_ok=True)
-        (out / ".build" / name).symlink_to(precious)
-        with pytest.raises((BertdataError, OSError)):
-            build([corpus], out, tokenizer=vocab)
-        assert precious.read_text() == "mine"
+    assert faults_of(small) == []
 
 
 def test_large_records_are_refused(tmp_path, limit):
@@ -223,7 +186,7 @@ def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_
     else:
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
-    pool, file = pa.proxy_memory_pool(pa.default_memory_pool()), TableFile(local(path), kind, TextFormat())
+    pool, file = pa.proxy_memory_pool(pa.default_memory_pool()), TableFile(local(path), kind, bertdata.TextFormat())
     before = pa.default_memory_pool()
     pa.set_memory_pool(pool)
     try:
@@ -249,14 +212,10 @@ def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
 # -------------------------------------------------------------------------------------------------------- beside others
 
 
-def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, limit):
-    """A build that is killed as it tidies up has published."""
+def test_a_publication_that_was_stopped_is_said_after_a_while(small, limit):
     limit(wait_for_manifest_s=0.1)
-    tidying = patch("bertdata.write.staging.remove_staging", side_effect=KeyboardInterrupt)
-    with tidying, pytest.raises(KeyboardInterrupt):
-        build(corpus, small, tokenizer=vocab, overwrite=True)
-    assert bertdata.open(small).num_documents > 0
-    os.replace(small / "manifest.json", small / manifest.REPLACED)
+    (small / ".build").mkdir()
+    os.replace(small / "manifest.json", small / ".build" / "replaced.json")
     with refuses("unfinished"):
         bertdata.open(small)
 
@@ -295,7 +254,7 @@ def test_a_last_origin_that_names_no_input_is_a_fault(tmp_path, vocab):
     file.write_bytes(file.read_bytes()[:-8] + b"\xff" * 8)
     record["shards"]["train-00000"] = hashlib.sha256(file.read_bytes()).hexdigest()
     write_record(out / "origins" / "origins.json", record)
-    (fault,) = verify(out)
+    (fault,) = faults_of(out)
     assert str(file) in fault
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support import runs
 from support.commands import invoke, refuses, waited
-from support.disk import flip, step_of_index, syncing
+from support.disk import flip, full_at, step_of_index, syncing
 from support.families import model_of
 from support.runs import (
     QUIET,
@@ -240,12 +240,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
 
 def test_a_write_that_fails_at_the_last_step_ends_the_run(dataset, tmp_path):
     """Ranks end together, as those of `test_finite.test_ten_skipped_steps_in_a_row_end_a_run_on_all_ranks`."""
-
-    def full(path):
-        if step_of_index(path) == 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    with syncing(full):
+    with full_at(3):
         done = invoke(main, "pretrain", *flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "save_every": 1}))
     assert (done.exit_code, done.stderr.count(os.strerror(errno.ENOSPC))) == (1, 1)
     assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == ["step-00000001", "step-00000002"]

@@ -8,75 +8,58 @@ import sys
 import pytest
 from support.commands import refused, refuses
 from support.data import build, make_text
-from support.disk import published
+from support.disk import contents, published, put, write_all
 from support.sources import stopped
 
 from bertdata import files
 from bertdata.cli import main
-from bertdata.errors import BuildError
 from bertdata.tokenize.load import load
 
 
-def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    for name in ("unit-00000.json", "plan.json", "notes.txt"):
-        (other / name).write_text("mine")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".build").symlink_to(other)
+@pytest.mark.parametrize("name", ["notes.txt", "debug/main.o", "train-1.txt", "a link"])
+def test_a_staging_directory_of_another_program_is_left_alone(corpus, vocab, tmp_path, name):
+    """Other programs call a directory .build, too. A link in its place is not followed."""
+    staging = tmp_path / "out" / ".build"
+    if name == "a link":
+        write_all(tmp_path / "other", dict.fromkeys(["unit-00000.json", "plan.json"], "mine"))
+        staging.parent.mkdir()
+        staging.symlink_to(tmp_path / "other")
+    else:
+        put(staging / name, "mine")
+    before = sorted(tmp_path.rglob("*")), contents(tmp_path)
     for more in ([], ["--overwrite"]):
         arguments = ["build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab, *more]
         refused(main, *arguments, kind="out-exists", option="out")
-    assert {path.read_text() for path in other.iterdir()} == {"mine"}
-    assert len(list(other.iterdir())) == 3
+        assert (sorted(tmp_path.rglob("*")), contents(tmp_path)) == before
 
 
-def test_a_staging_directory_of_another_program_is_left_alone(corpus, vocab, tmp_path):
-    """Other programs call a directory .build, too."""
-    mine = tmp_path / "out" / ".build"
-    for name in ("notes.txt", "debug/main.o", "train-1.txt"):
-        (mine / name).parent.mkdir(parents=True, exist_ok=True)
-        (mine / name).write_text("mine")
-        for more in ([], ["--overwrite"]):
-            arguments = ["build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab, *more]
-            refused(main, *arguments, kind="out-exists", option="out")
-            assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [mine / name]
-        shutil.rmtree(mine)
-
-
-def test_hashes_of_dedup_are_not_written_through_links(corpus, vocab, tmp_path):
-    stopped(corpus, tmp_path / "out", 0, tokenizer=vocab, dedup=True)
-    kept = tmp_path / "kept"
-    kept.write_text("mine")
-    for number in range(256):
-        path = tmp_path / "out" / ".build" / f"hashes-{number:03d}"
-        path.unlink(missing_ok=True)
-        path.symlink_to(kept)
-    (tmp_path / "out" / ".build" / "duplicates").unlink(missing_ok=True)
+@pytest.mark.parametrize("name", ["lock", "tokenizer.json.tmp", "train-00000.tokens.npy.tmp", "hashes of dedup"])
+def test_nothing_is_written_through_a_link_in_the_output(corpus, vocab, tmp_path, name):
+    staging, precious = tmp_path / "out" / ".build", put(tmp_path / "precious", "mine")
+    options = {"tokenizer": vocab, "dedup": name == "hashes of dedup"}
+    stopped(corpus, tmp_path / "out", 0, **options)  # else what is in .build is removed
+    (staging / "duplicates").unlink(missing_ok=True)
+    for each in [f"hashes-{number:03d}" for number in range(256)] if options["dedup"] else [name]:
+        (staging / each).unlink(missing_ok=True)
+        (staging / each).symlink_to(precious)
     with refuses("wrong-file-type"):
-        build(corpus, tmp_path / "out", tokenizer=vocab, dedup=True)
-    assert kept.read_text() == "mine"
+        build(corpus, tmp_path / "out", **options)
+    assert precious.read_text() == "mine"
 
 
 def test_units_of_other_code_are_not_mixed(vocab, tmp_path, monkeypatch):
     """The functions of --map and --words may be edited between a Ctrl-C and the same command."""
-    (tmp_path / "corpus.txt").write_text(make_text(60))
+    code, name = "def change(text):\n    return text\n\ndef words(text):\n    return [text]\n", "edited_later/code.py"
+    write_all(tmp_path, {"corpus.txt": make_text(60), "edited_later/__init__.py": "__version__ = 1\n", name: code})
     monkeypatch.syspath_prepend(tmp_path)
-    module, package = tmp_path / "edited_later" / "code.py", tmp_path / "edited_later" / "__init__.py"
-    package.parent.mkdir()
-    package.write_text("__version__ = 1\n")
-    module.write_text("def change(text):\n    return text\n\ndef words(text):\n    return [text]\n")
-    options = {"tokenizer": vocab, "shard_size": 2000, "map": ["edited_later.code:change"]}
-    options["words"] = "edited_later.code:words"
+    options = {"map": ["edited_later.code:change"], "words": "edited_later.code:words"}
+    options |= {"tokenizer": vocab, "shard_size": 2000}
     stopped(tmp_path / "corpus.txt", tmp_path / "out", 1, **options)
-    for change in ("version", "code"):
-        with monkeypatch.context() as patch:
-            if change == "version":  # a module that it imports may be another one
-                patch.setattr(sys.modules["edited_later"], "__version__", 2)
-            else:
-                module.write_text(module.read_text().replace("return text", "return text.upper()"))
-            with refuses("other-settings", "out", error=BuildError):
-                build(tmp_path / "corpus.txt", tmp_path / "out", **options)
+    for version, changed in ((2, code), (1, code.replace("return text", "return text.upper()"))):
+        monkeypatch.setattr(sys.modules["edited_later"], "__version__", version)  # a module that it imports
+        put(tmp_path / name, changed)
+        with refuses("other-settings", "out"):
+            build(tmp_path / "corpus.txt", tmp_path / "out", **options)
 
 
 def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, monkeypatch):
@@ -107,17 +90,15 @@ def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_mean
         return flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with refuses("out-exists", "out", error=BuildError):
+    with refuses("out-exists", "out"):
         build(corpus, out, tokenizer=vocab, validation=0.5)
     assert published(out) == before != {}
     assert not (out / ".build").exists()
 
 
-def test_added_special_tokens_keep_the_names_of_the_inputs(tmp_path, vocab):
-    tokenizer = load(vocab)
-    changed = type(tokenizer)(tokenizer.files["tokenizer.json"].decode(), None, ["input_ids", "attention_mask"])
-    content = changed.files["tokenizer.json"].decode().replace("[MASK]", "[nothing]")
-    without = type(tokenizer)(content, None, ["input_ids", "attention_mask"])
+def test_added_special_tokens_keep_the_names_of_the_inputs(vocab):
+    tokenizer, names = load(vocab), ["input_ids", "attention_mask"]
+    content = tokenizer.files["tokenizer.json"].decode().replace("[MASK]", "[nothing]")
+    without = type(tokenizer)(content, None, names)
     assert without.missing_roles == ["mask"]
-    config = json.loads(without.with_special_tokens().files["tokenizer_config.json"])
-    assert config["model_input_names"] == ["input_ids", "attention_mask"]
+    assert json.loads(without.with_special_tokens().files["tokenizer_config.json"])["model_input_names"] == names

@@ -12,9 +12,7 @@ from support.commands import python, refuses
 from support.data import ROOT, built, faults_of, make_text
 
 import bertdata
-from bertdata import Loader, Masking
-from bertdata.errors import BertdataError
-from bertdata.format.verify import verify
+from bertdata import BertdataError, Loader, Masking
 
 TOOLS = ROOT / "tools"
 READS = [*product(("windows", "documents", "packed", "pairs"), ("exact", "whole_word"))]
@@ -57,7 +55,7 @@ def test_every_flip_of_some_bytes_is_detected(tmp_path, vocab, cache, request):
                 shutil.rmtree(cache, ignore_errors=True)
                 read(path, *draw.choice(READS))
         file.write_bytes(whole)
-    assert verify(path) == []
+    assert faults_of(path) == []
 
 
 @pytest.mark.slow
