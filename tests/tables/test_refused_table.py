@@ -19,7 +19,7 @@ from bertdata.cli import main
 NAN, TEXTS, IDS = float("nan"), ["salt", "river"], [[10, 11, 3], [12]]
 PREPARE, SECRET = "bertdata.prepare", "s3://key:secret@bucket/a.txt"
 URLS = f"{SECRET} az://container/a.txt?sig=secret http://[::1/secret s3:// hf://datasets/one https://host:port/a.txt "
-URLS += "https://u:sec\u2100ret@host/a s3://bucket/a//b.txt"
+URLS += f"https://u:sec\u2100ret@host/a s3://bucket/a//b.txt https://{'a' * 64}.org/a.txt https://a..org/a.txt"
 
 COMMANDS = {  # kind and option of the error → command lines. build and import also get --out out --tokenizer
     "malformed part": [f"build t.txt --part={part}" for part in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3", "''")],
@@ -35,6 +35,8 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
         *(f"build t.txt --out {url}" for url in ("hdfs://n:9/d/", "s3://bucket/x", "https://u:secret@h/x?y=secret")),
         *(f"{words} --out s3://bucket/x" for words in ("build --finish", "train-tokenizer t.txt", "export shards")),
     ],
+    "bad-url url": ["push shards https://u:secret@host/x", "push shards x", "pull x copy"],
+    "bad-url": [f"inspect https://{rest}" for rest in ("u:secret@host/x", "host/x?token=secret", "host/x?secret")],
     "bad-url inputs": ["build hdfs://n:9/d/", "import s3://bucket/a.bin"],
     "missing out": [f"{words} --out ''" for words in ("build t.txt", "build --finish", "train-tokenizer t.txt")],
     "missing inputs": ["build", "train-tokenizer --out x"],
