@@ -244,7 +244,6 @@ TOUCHED = {  # file → what its tests patch or read of the product; support/lim
     "test_writer_table": "bertdata.tokenize.source._keep stores.name",
     "test_damage": "pretrain.Stream",
     "test_dist": "_checkpoints checkpoint._checkpoints",
-    "test_elastic": "search.DRAWS search.REPEATS",
     "test_engine": "_encode_by_library _local _pages engine.encode_words engine.ids_by",
     "test_families": "bertrain.lab.distillation.taps._PROJECTIONS.()",
     "test_finite": "Trainer._seed Trainer.add_gradients _seed optimizers.OPTIMIZERS.sgd",

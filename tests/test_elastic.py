@@ -273,8 +273,8 @@ def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(co
     assert len(searched(few, "random", 0, limit=0.0)) == 0
 
 
-def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(dataset, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "REPEATS", 3)
+def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(dataset, trained, tmp_path, limit):
+    limit(searched_repeats=3)
     out = tmp_path / "search"
     common = ["search", "--checkpoint", trained, "--data", dataset.path, "--latency", "10s", "--max-samples", 8]
     one = succeeds(*common, "--trials", 5, "--out", out)
@@ -304,8 +304,8 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     refused("search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out, **other)
 
 
-def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_run, monkeypatch):
-    monkeypatch.setattr(search, "DRAWS", 3)
+def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_run, limit):
+    limit(searched_draws=3)
     common = ["search", "--data", dataset.path, "--out", tmp_path / "out", "--checkpoint"]
     for given, kind in (("5", "malformed"), ("0ms", "malformed"), ("0.000001ms", "out-of-range")):
         refused(*common, trained, "--latency", given, kind=kind, option="latency")
