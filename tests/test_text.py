@@ -78,6 +78,7 @@ def test_documents_equal_those_of_the_reference(folder, contents, kind, block_by
 @given(CONTENTS, KINDS, BLOCK_BYTES, st.integers(1, 40), MASKS)
 @example(LONG[0], "line", 3, 300, 1)
 @example(LONG[1], "blank", 1 << 20, 300, 1)
+@example([b"\xffa\n\xff"], "blank", 1 << 20, 300, 1)
 def test_the_first_invalid_byte_is_placed(folder, contents, kind, block_bytes, shard_size, mask):
     """Blocks say where that of each unit is, whichever units are wanted, and strict refuses it."""
     of = [
