@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,12 @@ from bertdata.errors import InputError
 from bertdata.write.machines import LARGE, Crew
 
 
-def results_of(sizes, workers, bad_items, bad_work):
-    """Task → what it gave before it ended; the error of the crew. A task squares as many items as its size."""
-    results = {}
+def results_of(sizes, workers, bad_items, bad_work, large):
+    """Task → what it gave before it ended; the error of the crew. A task squares as many items as its size.
+
+    A large item is alone: those before it are done, and the next one is made after its result was used.
+    """
+    results, made = {}, Counter()
 
     def make(task, in_order):
         number, size = task
@@ -24,8 +28,18 @@ def results_of(sizes, workers, bad_items, bad_work):
                 raise InputError(f"{number}, {item}", "bad-row")
             return item
 
-        items = (checked(item, bad_items) for item in range(size))
-        for result in in_order(lambda item: checked(item, bad_work) ** 2, items):
+        def items():
+            for item in range(size):
+                made[number] += 1
+                yield checked(item, bad_items)
+
+        def work(item):
+            if (number, item) in large:
+                assert (made[number], len(results[number])) == (item + 1, item)
+            return checked(item, bad_work) ** 2
+
+        for result in in_order(work, items(), lambda item: ((number, item) in large) * 2 * LARGE):
+            assert (number, len(results[number])) not in large or made[number] == len(results[number]) + 1
             results[number].append(result)
 
     try:
@@ -38,11 +52,11 @@ def results_of(sizes, workers, bad_items, bad_work):
 PLACES = st.frozensets(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4)
 
 
-@given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 5), PLACES, PLACES)
-def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, workers, bad_items, bad_work):
+@given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 5), PLACES, PLACES, PLACES)
+def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, workers, bad_items, bad_work, large):
     """Whichever thread meets an error first, the first in the order of the text is raised."""
     before = {*threading.enumerate()}
-    results, error = results_of(sizes, workers, bad_items, bad_work)
+    results, error = results_of(sizes, workers, bad_items, bad_work, large)
     places = [place for place in bad_items | bad_work if place[1] < dict(enumerate(sizes)).get(place[0], 0)]
     first = min(places, default=None)
     assert error == (first and f"{first[0]}, {first[1]}")
@@ -53,27 +67,6 @@ def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, w
         begun = results[first[0]]
         assert begun == [item * item for item in range(min(len(begun), first[1]))]
     assert {*threading.enumerate()} <= before
-
-
-def test_a_large_item_is_alone():
-    """Others are done before it is worked on, and the next one is made after its result was used."""
-    made, done = [], []
-
-    def work(item):
-        time.sleep(0.002)
-        if item % 5 == 3:
-            assert (len(made), len(done)) == (item + 1, item)
-        return item
-
-    def make(task, in_order):
-        items = (made.append(item) or item for item in range(50))
-        for result in in_order(work, items, lambda item: (item % 5 == 3) * 2 * LARGE):
-            if result % 5 == 3:
-                assert len(made) == result + 1
-            done.append(result)
-
-    Crew(4).run(make, [None])
-    assert done == list(range(50))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
 
-from bertdata.options import TextFormat
+from bertdata import TextFormat
 from bertdata.sources import text as text_module
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import TEXT_PADDING
@@ -125,28 +125,21 @@ MAKE = {"text": as_text, "jsonl": as_jsonl, "csv": as_csv, "tsv": as_tsv, "arrow
 ENDING = {kind: f".{kind}" for kind in (*MAKE, "parquet")} | {"text": ".txt"}
 
 
-def parquet(path, rows, group=GROUP):
-    return put(path, as_parquet(rows, group=group))
-
-
 def made(folder, number, kind, rows):
     """An input of these rows, and its documents with the byte or row of each."""
-    lines, name = "\n".join(row.replace("\n", " ") for row in rows).encode(), folder / str(number)
+    raw, place = [row.encode() for row in rows], folder / f"{number}{ENDING.get(kind, '.txt.gz')}"
+    starts = [0, *itertools.accumulate(len(each) + 1 for each in raw)]
     if kind in ("text", "gzip"):
-        documents = reference.documents(lines, "line")
-        if kind == "text":
-            return put(Path(f"{name}.txt"), lines), documents
-        return put(Path(f"{name}.txt.gz"), gzip.compress(lines)), documents
-    raw = [row.encode() for row in rows]
+        lines = b"\n".join(each.replace(b"\n", b" ") for each in raw)
+        return put(place, gzip.compress(lines) if kind == "gzip" else lines), reference.documents(lines, "line")
     if kind == "jsonl":
         lines = [json.dumps({"text": row}).encode() + b"\n" for row in rows]
         starts = [0, *itertools.accumulate(map(len, lines))]
-        return put(Path(f"{name}.jsonl"), b"".join(lines)), list(zip(starts, raw, strict=False))
+        return put(place, b"".join(lines)), list(zip(starts, raw, strict=False))
     if kind == "parquet":
-        return parquet(Path(f"{name}.parquet"), rows), list(enumerate(raw))
-    starts = [0, *itertools.accumulate(len(each) + 1 for each in raw)]
+        return put(place, as_parquet(rows, group=GROUP)), list(enumerate(raw))
     make = as_arrow_file if kind == "arrow" else MAKE[kind]
-    return put(Path(f"{name}.{kind}"), make(rows)), list(zip(starts, raw, strict=False))
+    return put(place, make(rows)), list(zip(starts, raw, strict=False))
 
 
 def every_unit(unit):
