@@ -17,11 +17,9 @@ from support.disk import flip, published
 from support.limits import limits
 
 import bertdata
-from bertdata import Loader
-from bertdata.errors import DatasetError
+from bertdata import BertdataError, Loader
 from bertdata.format import manifest
 from bertdata.format.arrays import npy_header
-from bertdata.format.manifest import read_manifest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.shards import Split
 from bertdata.remote.copies import pull, push
@@ -213,8 +211,8 @@ def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, tmp_path_facto
         shutil.copy(kept.path / name, folder)
     put_table(folder, "shards.npy", npy_header("<u8", numbers.size) + numbers.tobytes())
     try:
-        read = read_manifest(folder)
-    except DatasetError:
+        read = manifest.read_manifest(folder)
+    except BertdataError:
         return
     for split in read.splits.values():
         units = [int(each.name.rpartition("-")[2]) for each in split]

@@ -26,7 +26,6 @@ from bertrain.models.encoder import set_rotary_bases
 from bertrain.models.load import load_model, new_model
 from bertrain.plan import Plan, resolve
 from bertrain.ranks import World
-from bertrain.state import TrainState
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
 DEFAULT = Config.make(data="x")
@@ -234,8 +233,8 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
     rows(whole, 15, undisturbed)
     rows(first, stop, seen)
     where = {"phase": first.phase.number, "phases": first.saved_phases()}
-    saved = TrainState(**where, loader=first.loader.state_dict(), streams=first.positions)
-    then.resume(tmp_path, TrainState(**json.loads(saved.content())), {})
+    saved = state.TrainState(**where, loader=first.loader.state_dict(), streams=first.positions)
+    then.resume(tmp_path, state.TrainState(**json.loads(saved.content())), {})
     rows(then, 15 - stop, seen)
     for one, two in zip(undisturbed[stop:], seen[stop:], strict=True):
         assert_same(one, two)
@@ -310,7 +309,7 @@ FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 
     ],
 )
 def test_phases_that_have_begun_stay_as_they_were(now, option, named, tmp_path):
-    before, after = TrainState(step=6, phase=2, phases=saved(FIRST)), TrainState(phases=saved(now))
+    before, after = state.TrainState(step=6, phase=2, phases=saved(FIRST)), state.TrainState(phases=saved(now))
     with refuses("other-settings", option, says=named) if option else nullcontext():
         state.require_same(before, after, tmp_path)
 

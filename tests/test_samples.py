@@ -23,7 +23,6 @@ from bertdata.format.arrays import array_path, digest
 from bertdata.format.records import read_record, write_record
 from bertdata.read import order
 from bertdata.read.kernels import pieces as piece_kernels
-from bertdata.read.stream import Samples
 from bertdata.read.words import tables
 from bertdata.remote import stores
 
@@ -133,7 +132,7 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, limit, how):
     """In blocks: the ranges of a block hold every token of its rows, but for segments from elsewhere."""
     limit(block_tokens=30)
     asked, groups = [], {}
-    monkeypatch.setattr(Samples, "_request", lambda self, ranges: asked.append(ranges))
+    monkeypatch.setattr("bertdata.read.stream.Samples._request", lambda self, ranges: asked.append(ranges))
     loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
     n, block = loader.num_samples, 2
     for position in range(2 * n):
