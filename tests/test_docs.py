@@ -2,8 +2,8 @@
 
 A block without a language, or of bash, is run by bash, so that quotes, pipes and here-documents mean what they mean to
 a reader. bash finds no program but a few of the system, and asks this file for all others. `bertdata`, `bertrain`,
-`torchrun` and `python` are run in this process, with small values in place of the page's; NOT_RUN has what cannot be
-run, and why. A block of Python is executed, or is a file if its first line names one, as is a block of TOML. Blocks in
+`torchrun` and `python` are run in this process, with small values of options; NOT_RUN has what cannot be run, and why.
+A block of Python is executed, or is a file if its first line names one, as is a block of TOML. Blocks in
 SHOWN are not for running. A page is run from top to bottom in one directory, with those things of the fixture `world`
 that it names.
 """
@@ -19,24 +19,22 @@ import os
 import random
 import re
 import runpy
-import select
-import shlex
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
-import click
 import pyarrow as pa
 import pytest
 import torch
-from click.testing import CliRunner
 from markdown_it import MarkdownIt
 from reference import ids
+from support.commands import succeeds
 from support.data import BAD, GOOD, LETTERS, ROOT, SPECIALS, WORDS, make_text, stored
 from support.disk import write, write_all
 from support.families import LONGFORMER
@@ -47,9 +45,8 @@ from transformers import BertConfig, BertForMaskedLM
 import bertdata
 from bertdata.cli import main as bertdata_command
 from bertdata.tokenize.load import load
-from bertrain import cli
 from bertrain.__main__ import main as bertrain_command
-from bertrain.models import families
+from bertrain.models.families import PRESETS
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
 PAGES.remove("docs/api.md")  # made of docstrings, whose examples are run as doctests
@@ -57,73 +54,44 @@ SHOWN = {"text", "json", "jsonl", "toml", "yaml", "tsv", "csv", "html"}
 GROUPS = {"bertdata": bertdata_command, "bertrain": bertrain_command}
 STEPS = 5
 
-NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it is only read; ours are parsed all the same
-    ("*", "pip install "): "needs a package index",
-    ("*", "pipx install "): "needs a package index",
-    ("*", "python3 -m venv "): "takes minutes, with the installation that follows",
-    ("*", "hf download "): "needs the hub",
-    ("*", "hf upload "): "needs the hub; tests/test_card.py",
-    ("*", "aws "): "needs the command line of AWS",
+OTHERS = {"pip", "pipx", "venv", "hf", "aws", "curl", "pre-commit", "euroeval", "ray", "srun", "scontrol"}
+"""Programs that need a network, a cluster or minutes."""
+NOT_RUN = {  # page, beginning of a command or of Python → why it is only read; ours are parsed all the same
     ("docs/tutorial.md", "from pathlib import Path\n"): "reads all packages; the world has such a text",
     ("docs/tutorial.md", "from hashlib import sha256\n"): "reads all packages; the world has such tables",
     ("docs/records.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "tests/test_trackers.py",
     ("docs/reading.md", "python examples/lightning_loop.py "): "Lightning is not installed",
-    ("CONTRIBUTING.md", "pre-commit "): "is not installed",
-    ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
-    ("CONTRIBUTING.md", "curl "): "needs that server; the fixture `bucket` makes a bucket",
     ("docs/adapters.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
     ("docs/import.md", "from streaming import "): "tests/test_iterables.py, outside",
     ("docs/import.md", "from litdata import "): "tests/test_iterables.py, outside",
     ("docs/finetuning.md", "python search_task.py "): "mteb; tests/test_embeddings.py",
-    ("docs/finetuning.md", "euroeval "): "is not installed; tests/test_embeddings.py",
     ("docs/recipes.md", "python benchmarks/"): "takes hours",
-    ("*", "bertdata build hf://"): "needs the hub",
-    ("*", "bertdata build https://"): "needs a web server",
-    ("*", "ray start "): "tests/test_ray.py starts a cluster",
-    ("docs/scale.md", "bertdata build s3://bucket/dump/*.zst --out shared/shards"): "a cluster; tests/test_ray.py",
-    ("*", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
-    ("*", "srun "): "needs Slurm",
+    ("docs/scale.md", "bertdata build hf://"): "needs the hub",
+    ("docs/scale.md", "bertdata build https://"): "needs a web server",
+    ("docs/scale.md", "bertdata build s3://bucket/dump/*.zst --out /shared/shards"): "a cluster; tests/test_ray.py",
+    ("docs/scale.md", "bertdata push /shared/shards "): "needs what the cluster built",
+    ("docs/scale.md", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
+    ("docs/training.md", "torchrun "): "has a model in its published size; the page has a small one",
     ("docs/howto/proteins.md", "bertrain doctor --recipe "): "takes steps of a large batch",
     ("docs/howto/decoder.md", "bertdata build corpus.txt --out rows/ "): "needs a decoder; the page makes one below",
     ("docs/howto/decoder.md", "bertrain pretrain --init gemma/ "): "needs a decoder; the page makes one below",
-    ("*", "scontrol "): "needs Slurm",
 }
 REWRITTEN = {  # in all pages: pattern → what stands in its place
-    r"\.venv/bin/(?!activate)": "",
-    r"(?<!\w)/shared/": "shared/",
-    r"jieba:cut": "support.data:in_pairs",
-    r"trained/ 200": "trained/ 3",
-    r"decoder.py train 1500": "decoder.py train 3",
     r"step-(?!0000000)\d{8}": f"step-{STEPS:08d}",
-    r'"roberta", "type_vocab_size": 1': '"roberta", "hidden_size": 48, "intermediate_size": 64',
     r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
 }
-SMALLER = f"--steps {STEPS} --length 48 --global-batch-size 4 --max-samples 64 --latency 100s "
-SMALLER += "--trials 2 --step 1 --part 1/1 --vocab-size 1000 --seeds 1 --copies 2"
-REPLACED = {words.split()[0]: words for words in re.findall(r"--\S+ \S+", SMALLER)}  # option → the words in its place
-REPLACED |= {"--micro-batch-size": "", "--save-every": "--save-every 2"}
-REPLACED_IN_TOML = {  # pattern → what stands in its place in a file of options
-    r"^steps = .*": "steps = 20",
-    r"^tokens = .*": 'tokens = "2K"',
-    r"^warmup_steps = .*": "warmup_steps = 1",
-    r"^length = (?=\d{1,3}$).*": "length = 48",
-    r"^global_batch_size = \d+": "global_batch_size = 4",
-    r"^save_every = .*": "",
-}
-REPLACED_OF = {
-    "pretrain": {"--epochs": f"--steps {STEPS}"},
-    "doctor": {"--out": "--out new/"},  # where no other run is
-    "finetune": {"--epochs": "--epochs 1"},
-}
-ADDED = {  # command → options that come before the page's
-    "build": "--validation 0.1",
-    "pretrain": f"--steps {STEPS} --length 48 --global-batch-size 4",
-    "doctor": f"--steps {STEPS} --length 48 --global-batch-size 4",
-    "teacher": "--length 48",
-    "finetune": "--epochs 1 --seeds 1 --length 48",
-    "suite": "--epochs 1 --seeds 1 --length 48",
-    "search": "--max-samples 64",
-}
+SMALL = f"--steps {STEPS} --length 48 --global-batch-size 4 --micro-batch-size 2 --max-samples 64 --latency 100s "
+SMALL += "--trials 2 --step 1 --part 1/1 --vocab-size 1000 --seeds 1 --copies 2 --save-every 2 --epochs 1"
+SMALL = {words.split()[0]: words for words in re.findall(r"--\S+ \S+", SMALL)}  # option → the words in its place
+DROPPED = {"pretrain": {"--epochs": ""}, "doctor": {"--out": ""}}  # where another run may be
+ROWS = f"--steps {STEPS} --length 48 --global-batch-size 4"
+TUNING = "--epochs 1 --seeds 1 --length 48"
+ADDED = {"build": "--validation 0.1", "pretrain": ROWS, "doctor": ROWS, "teacher": "--length 48"}
+ADDED |= {"finetune": TUNING, "suite": TUNING, "search": "--max-samples 64"}
+"""Command → options that come before the page's."""
+IN_FILES = {"steps": "20", "tokens": '"2K"', "warmup_steps": "1", "length": "48", "global_batch_size": "4"}
+IN_FILES |= {"save_every": "20"}
+"""Option in a file of options → its value."""
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # in PeftModel
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
@@ -172,14 +140,10 @@ def blocks(page):
     return found
 
 
-def code_of(words, stdin):
-    """What NOT_RUN knows a command by: the line, or the program that Python reads from a here-document."""
-    return stdin.decode() if words[1:2] == ("-",) and stdin else " ".join(words)
-
-
-def excused(page, code):
-    """The entry of NOT_RUN for a command or a block of Python, or None."""
-    return next((entry for entry in NOT_RUN if entry[0] in ("*", page) and code.startswith(entry[1])), None)
+def excused(page, words, stdin=""):
+    """Whether a command, or the program that Python reads from a here-document, or a block of Python, is not run."""
+    code = stdin if words[1:2] == ["-"] and stdin else " ".join(words)
+    return words[0] in OTHERS or any(name == page and code.startswith(start) for name, start in NOT_RUN)
 
 
 # --------------------------------------------------------------------------------------------------------------- bash
@@ -189,76 +153,49 @@ HANDLER = r"""
 function . { :; }      # there is no environment to activate
 command_not_found_handle() {
     if [[ $REAL == *" $1 "* ]]; then command -p "$@"; return; fi
-    local request room=$ROOM/$BASHPID
-    command -p mkfifo "$room"
-    printf -v request '%s\x1f' "$BASHPID" "$PWD" "$@"
-    printf '%s\x1e' "$request" >&"$ASK"
-    read -r < "$room"
-    command -p cat "$room.said"
+    local input=""
+    if [[ " $* " == *" - "* ]]; then input=$(command -p cat); fi
+    exec 9<> "/dev/tcp/127.0.0.1/$PORT"
+    printf '%s\x1f' "$PWD" "$input" "$@" >&9
+    printf '\x1e' >&9
+    command -p cat <&9
 }
 set -e
 """
 REAL = " cat cp head ls mkdir mv rm sort tail wc "
 
 
-class Bash:
+def in_bash(text, folder, answer, *, real=REAL):
     """Runs a block. answer(words, where, stdin): is called for every program that is asked for; what it printed."""
-
-    def __init__(self, folder, room, answer, *, real):
-        self.folder, self.room, self.answer, self.real = folder, room, answer, real
-
-    def run(self, text):
-        self.asked, ask = os.pipe()
-        self.requests = []
-        around = {"PATH": "/nowhere", "HOME": str(self.folder), "ASK": str(ask), "ROOM": str(self.room)}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.02)
+        around = {"PATH": "/nowhere", "HOME": str(folder), "PORT": str(server.getsockname()[1]), "REAL": real}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         command = [shutil.which("bash"), "-c", f"{HANDLER}{text}\nwait\n"]
-        more = {"cwd": self.folder, "env": around | {"REAL": self.real}, "pass_fds": [ask], "start_new_session": True}
-        bash = subprocess.Popen(command, **streams, **more)
-        os.close(ask)
+        bash = subprocess.Popen(command, cwd=folder, env=around, start_new_session=True, **streams)
         try:
-            while self.requests or self._listen():
-                self._serve(*self.requests.pop(0))
-            error = bash.stderr.read()
-            assert bash.wait() == 0, error
+            while bash.poll() is None:
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    continue
+                with connection:
+                    data = b""
+                    while not data.endswith(b"\x1e"):
+                        data += connection.recv(1 << 16)
+                    where, stdin, *words, _ = data.decode().split("\x1f")
+                    connection.sendall(answer(words, where, stdin).encode())
+            assert bash.returncode == 0, bash.stderr.read()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(bash.pid, signal.SIGKILL)  # also what waits for an answer
             bash.communicate()
-            os.close(self.asked)
-
-    def _listen(self):
-        """Waits for one or more requests; False at the end of the block."""
-        data = os.read(self.asked, 1 << 16)
-        while data and not data.endswith(b"\x1e"):
-            data += os.read(self.asked, 1 << 16)
-        self.requests += [request.split("\x1f")[:-1] for request in data.decode().split("\x1e")[:-1]]
-        return bool(data)
-
-    def _serve(self, pid, where, *words):
-        printed = self.answer(words, where, self._stdin(pid) if "-" in words else b"")
-        (self.room / f"{pid}.said").write_text(printed)
-        (self.room / pid).write_text("\n")  # when it is read
-        (self.room / pid).unlink()
-
-    def _stdin(self, pid):
-        """All of a here-document or a pipe. The program at its other end may wait for an answer, too."""
-        data = b""
-        with open(f"/proc/{pid}/fd/0", "rb", buffering=0) as stream:
-            while True:
-                ready = [] if self.requests else select.select([stream, self.asked], [], [])[0]
-                if stream in ready:
-                    if not (part := stream.read(1 << 16)):
-                        return data
-                    data += part
-                elif self.requests or self._listen():
-                    self._serve(*self.requests.pop(0))
 
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
 
-def meaning(words, stdin=b""):
+def meaning(words, stdin=""):
     """What a command line runs: the program, as its first word, and its arguments. One of GROUPS, a file, or "-c"."""
     program, *rest = words
     if program == "srun":
@@ -268,7 +205,7 @@ def meaning(words, stdin=b""):
         return meaning(["python", *["-m"][: given.module], given.training_script, *given.training_script_args])
     if program in ("python", "python3") and rest:
         if rest[0] == "-":
-            return ["-c", stdin.decode(), *rest[1:]]
+            return ["-c", stdin, *rest[1:]]
         if rest[0] != "-m":
             return rest
         package, _, module = rest[1].partition(".")
@@ -276,39 +213,16 @@ def meaning(words, stdin=b""):
     return words
 
 
-def parse(words):
-    """Raises click's errors for options that do not exist, and values of a wrong kind."""
-    program, *rest = words
-    if program == "-c":
-        compile(rest[0], "-c", "exec")
-        return
-    command = GROUPS.get(program)
-    if (ROOT / program).is_file() and program.startswith("benchmarks/"):
-        command = runpy.run_path(str(ROOT / program), run_name="read")["main"]
-    if not isinstance(command, click.Command):
-        return
-    if isinstance(command, click.Group) and rest and rest[0] not in ("--help", "--version"):
-        name, *rest = rest
-        command = command.get_command(click.Context(command), name)
-        assert command, f"{program} has no command {name}"
-        if name == "pretrain" and "--config" not in rest:  # with its own checks, such as of options that exclude others
-            done = CliRunner().invoke(cli.command(lambda config: None), rest)
-            assert done.exit_code == 0, done.output
-            return
-    with contextlib.suppress(click.exceptions.Exit):
-        command.make_context(command.name, list(rest)).close()
-
-
 def smaller(words):
     """A command line with small values in place of the page's; it does not write to where something is."""
     program, *rest = words
     name = rest[0] if program in GROUPS else "pretrain" if {"--data", "--out"} <= {*rest} else ""
-    taken, made = REPLACED | REPLACED_OF.get(name, {}), []
+    small, made = SMALL | DROPPED.get(name, {}), []
     for word in rest:
-        if made and made[-1] in taken:
-            made[-1:] = taken[made[-1]].split()
+        if made and made[-1] in small:
+            made[-1:] = small[made[-1]].split()
         else:
-            made.append(word)
+            made.append("3" if program.endswith(".py") and word.isdigit() and word == rest[-1] else word)
     if "--finish" in rest:
         return [program, *made]
     for option in ("--out", "--html"):
@@ -322,152 +236,135 @@ def smaller(words):
 def smaller_file(block):
     """A block that is a file, with small values in place of those of a file of options and of its defaults."""
     text = block.text
-    if not block.file.endswith(".toml"):
-        return text
-    for name, small in (("length", 48), ("global_batch_size", 4)):
-        if not re.search(f"^{name} =", text, flags=re.MULTILINE):
-            text = f"{name} = {small}\n{text}"
-    for pattern, other in REPLACED_IN_TOML.items():
-        text = re.sub(pattern, other, text, flags=re.MULTILINE)
+    if block.file.endswith(".toml"):
+        for name in ("length", "global_batch_size"):
+            text = text if re.search(f"^{name} =", text, re.MULTILINE) else f"{name} = 1\n{text}"
+        for name, value in IN_FILES.items():
+            text = re.sub(rf"^{name} = (?!.*\.\.).*", f"{name} = {value}", text, flags=re.MULTILINE)
     return text
 
 
-def run(words, stdin=b""):
+def run(words, stdin=""):
     """Runs a command line in this process; what it printed, and the names that a script left."""
     program, *rest = words
     if program in GROUPS:
-        done = CliRunner().invoke(GROUPS[program], rest, input=stdin)
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return done.stdout, {}
-    printed, names, before = io.StringIO(), {}, sys.argv
-    sys.argv = ["-c", *rest[1:]] if program == "-c" else words
-    try:
-        with contextlib.redirect_stdout(printed):
+        return succeeds(GROUPS[program], *rest, input=stdin).stdout, {}
+    printed, names = io.StringIO(), {}
+    with (
+        patch.object(sys, "argv", ["-c", *rest[1:]] if program == "-c" else words),
+        contextlib.redirect_stdout(printed),
+    ):
+        try:
             if program == "-c":
                 exec(compile(rest[0], "-c", "exec"), {"__name__": "__main__"})  # noqa: S102
             else:
                 names = runpy.run_path(program, run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            raise AssertionError(f"ended with {end.code}") from end
-    finally:
-        sys.argv = before
+        except SystemExit as end:
+            if end.code:
+                raise AssertionError(end.code) from end
     return printed.getvalue(), names
 
 
-# -------------------------------------------------------------------------------------------------------------- world
+# --------------------------------------------------------------------------------------------------------------- world
 
 
-CHINESE = [*zip("好说铁江狗邓马龠", "女言金水犬邑馬龠", strict=True)]  # characters, and a radical of each
+CHINESE, RADICALS = "好说铁江狗邓马龠", "女言金水犬邑馬龠"
 BERT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-SMALL_PRESETS = {
-    "bert-small": (4, 64, 256),
-    "bert-base": (12, 64, 256),
-    "modernbert-base": (4, 64, 96),
-}
+SMALL_PRESETS = {"bert-small": (4, 64, 256), "bert-base": (12, 64, 256), "modernbert-base": (4, 64, 96)}
+HUB = ("bert-base-uncased", "bert-base-chinese", "roberta-base", "xlm-roberta-base", "gpt2", "ModernBERT-base")
+ANSWERS = [
+    {"id": "1", "question": "what", "is_impossible": False, "answers": [{"text": "river", "answer_start": 4}]},
+    {"id": "2", "question": "who", "is_impossible": True, "answers": []},
+]
+ANSWERS = {"version": "2.0", "data": [{"title": "x", "paragraphs": [{"context": "the river", "qas": ANSWERS}]}]}
+OTHER_IDS = [[10, 11, 12, 3], [13, 3], [14, 15, 16, 3], [21, 3]]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """The files and directories that pages name, under their names: small ones, and many of them the same."""
     with contextlib.chdir(tmp_path_factory.mktemp("world")):
-        _texts()
-        _tables()
-        _models()
-        _ids_of_others()
+        for name, lines in texts().items():
+            write(name, *lines)
+        for name in ("corpus.txt", "blimp.jsonl", "uniref50.fasta"):
+            Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
+        Path("dump").mkdir()
+        Path("corpus.txt.gz").rename("dump/one.txt.gz")
+        with pa.CompressedOutputStream("dump/one.jsonl.zst", "zstd") as file:
+            file.write(Path("corpus.jsonl").read_bytes())
+        make_models()
+        make_ids()
         return Path.cwd()
 
 
-def _also(name, *others):
-    for other in others:
-        shutil.copytree(name, other) if Path(name).is_dir() else shutil.copy(name, other)
-
-
-def _texts():
-    characters = "".join(character for character, _ in CHINESE)
+def texts():
+    """Name → lines of the files of text."""
     vocabulary = [*SPECIALS, *"-.0123456789", *LETTERS, *("##" + letter for letter in LETTERS), *WORDS]
-    write("vocab.txt", *vocabulary, *characters, "##好")
-    for number, name in enumerate(["corpus", "books", "news", "domain", "general", "corpus/one"]):
-        write(f"{name}.txt", make_text(120, seed=number))
-    write("zh.txt", *("".join(random.Random(number).choices(characters, k=24)) + "\n" for number in range(60)))
+    corpora = ["corpus", "books", "news", "domain", "general", "corpus/one"]
+    files = {f"{name}.txt": [make_text(120, seed=number)] for number, name in enumerate(corpora)}
     rows = [json.dumps({"text": text, "body": text}) for text in make_text(60).split("\n\n")]
-    for name in ("corpus.jsonl", "more/one.jsonl"):
-        write(name, *rows, rows[0])
-    Path("dump").mkdir()
-    with pa.CompressedOutputStream("dump/one.jsonl.zst", "zstd") as file:
-        file.write("\n".join(rows).encode())
-    Path("dump/one.txt.gz").write_bytes(gzip.compress(Path("corpus.txt").read_bytes()))
-    write("words.txt", "not", "never")
-    write("glove.6B.300d.txt", "rivers 1 2", "stones 2 1")
-    write("radicals.tsv", *("\t".join(pair) for pair in CHINESE))
-
-
-def _tables():
-    for part in ("train", "dev", "test"):
-        write(f"{part}.tsv", *(f"{text}\t{text}\t{text}\t{int(text in GOOD)}" for text in (GOOD + BAD) * 2))
-    write("train.csv", "sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0")
-    for part in ("train", "dev"):
-        write(f"{part}.txt", *["the DET", "river NOUN", "", "salt NOUN", ""] * 9)
-        write(f"{part}.conllu", "1\tthe\t_\tDET", "2\tsalt\t_\tNOUN")
-        choices = {"text": "the river", "choices": ["salt", "light"], "label": 1}
-        write(f"{part}.jsonl", *[json.dumps(choices)] * 3)
-        answers = [{"text": "river", "answer_start": 4}]
-        asked = [
-            {"id": "1", "question": "what", "is_impossible": False, "answers": answers},
-            {"id": "2", "question": "who", "is_impossible": True, "answers": []},
-        ]
-        texts = [{"title": "x", "paragraphs": [{"context": "the river", "qas": asked}]}]
-        write(f"{part}-v2.0.json", json.dumps({"version": "2.0", "data": texts}))
-        (Path("glue") / "CoLA").mkdir(parents=True, exist_ok=True)
-        write(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
-    pair = {"good": "the river", "bad": "river the", "field": "syntax"}
     draw = random.Random(8)
-    proteins = ["entry\tsequence", *(f"{n}\t{''.join(draw.choices('LAGVSERTIDPKQ', k=60))}" for n in range(60))]
-    write("benchmarks/SEQ_SOLUBLE.tsv", *proteins)
     genome = [line for n in range(40) for line in (f">{n}", "".join(draw.choices("ACGTacgtN", k=400)))]
-    write("genome.fa", *genome)
-    Path("uniref50.fasta.gz").write_bytes(gzip.compress("\n".join(genome).upper().encode()))
-    Path("blimp.jsonl.gz").write_bytes(gzip.compress(json.dumps(pair).encode()))
+    files |= {
+        "vocab.txt": [*vocabulary, *CHINESE, "##好"],
+        "zh.txt": ["".join(draw.choices(CHINESE, k=24)) + "\n" for _ in range(60)],
+        "corpus.jsonl": [*rows, rows[0]],
+        "more/one.jsonl": rows,
+        "jieba/__init__.py": ["def cut(text):", "    return [text[at : at + 2] for at in range(0, len(text), 2)]"],
+        "words.txt": ["not", "never"],
+        "glove.6B.300d.txt": ["rivers 1 2", "stones 2 1"],
+        "radicals.tsv": map("\t".join, zip(CHINESE, RADICALS, strict=True)),
+        "train.csv": ["sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0"],
+        "benchmarks/SEQ_SOLUBLE.tsv": ["entry\tsequence"]
+        + [f"{n}\t{''.join(draw.choices('LAGVSERTIDPKQ', k=60))}" for n in range(60)],
+        "genome.fa": genome,
+        "uniref50.fasta": [line.upper() for line in genome],
+        "blimp.jsonl": [json.dumps({"good": "the river", "bad": "river the", "field": "syntax"})],
+        "electra/config.json": [json.dumps({"model_type": "electra"} | FAMILIES_HERE["electra"])],
+        "longformer.json": [json.dumps(LONGFORMER)],
+    }
+    for part in ("train", "dev", "test"):
+        labels = [(text, int(text in GOOD)) for text in GOOD + BAD]
+        files |= {
+            f"{part}.tsv": [f"{text}\t{text}\t{text}\t{label}" for text, label in labels * 2],
+            f"{part}.txt": ["the DET", "river NOUN", "", "salt NOUN", ""] * 9,
+            f"{part}.conllu": ["1\tthe\t_\tDET", "2\tsalt\t_\tNOUN"],
+            f"{part}.jsonl": [json.dumps({"text": "the river", "choices": ["salt", "light"], "label": 1})] * 3,
+            f"{part}-v2.0.json": [json.dumps(ANSWERS)],
+            f"glue/CoLA/{part}.tsv": [f"x\t{label}\t\t{text}" for text, label in labels],
+        }
+    return files
 
 
-def _models():
+def make_models():
     """Of a name on the hub, a directory with weights and a tokenizer."""
     tokenizer = load("vocab.txt")
-    Path("checkpoint").mkdir()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertForMaskedLM(BertConfig(vocab_size=tokenizer.special.vocab_size, **BERT)).save_pretrained("checkpoint")
     write_all("checkpoint", tokenizer.files)
-    hub = ("bert-base-uncased", "bert-base-chinese", "roberta-base", "xlm-roberta-base", "gpt2", "ModernBERT-base")
-    _also("checkpoint", "tokenizer", "base", "teacher", *hub)
+    for name in ("tokenizer", "base", "teacher", *HUB):
+        shutil.copytree("checkpoint", name)
     shutil.copy("checkpoint/tokenizer.json", ".")
-    write("electra/config.json", json.dumps({"model_type": "electra"} | FAMILIES_HERE["electra"]))
-    write("longformer.json", json.dumps(LONGFORMER))
-    run(shlex.split("bertdata build corpus.txt --out shards --tokenizer bert-base-uncased --validation 0.1"))
-    for name in ("books", "news"):
-        run(shlex.split(f"bertdata build {name}.txt --out {name} --tokenizer bert-base-uncased --validation 0.1"))
-    shutil.copy("books.txt", "books/one.txt")  # a page has texts in books/, another one a dataset
-    run(shlex.split(f"bertrain pretrain --data shards --out run {ADDED['pretrain']}"))
-    _also("run", "run2")
-    _also(f"run/step-{STEPS:08d}", "big")
+    build = "bertdata build {0}.txt --out {1} --tokenizer bert-base-uncased --validation 0.1"
+    for name, out in (("corpus", "shards"), ("books", "books"), ("news", "news")):
+        run(build.format(name, out).split())
+    run(f"bertrain pretrain --data shards --out run {ROWS}".split())
+    shutil.copytree("run", "run2")
+    shutil.copytree(f"run/step-{STEPS:08d}", "big")
 
 
-def _ids_of_others():
-    for ending, content in zip(
-        (".bin", ".idx"), ids.megatron([stored(bertdata.open("shards"))], "uint16"), strict=True
-    ):
-        Path(f"corpus{ending}").write_bytes(content)
-    documents = [[10, 11, 12, 3], [13, 3], [14, 15, 16, 3], [21, 3]]
-    Path("train.bin").write_bytes(ids.packed([10, 11, 3, 12, 3], "uint16"))
-    Path("00000_unshuffled.ds").write_bytes(ids.packed(sum(documents, []), "uint16"))
-    Path("00000_unshuffled.ds.index").write_bytes(struct.pack("<4Q", 4, 6, 10, 12))
-    Path("saved").mkdir()
-    table = pa.table({"input_ids": documents})
+def make_ids():
+    """Of other programs."""
+    data, index = ids.megatron([stored(bertdata.open("shards"))], "uint16")
+    files = {"corpus.bin": data, "corpus.idx": index, "train.bin": ids.packed([10, 11, 3, 12, 3], "uint16")}
+    files["00000_unshuffled.ds"] = ids.packed(sum(OTHER_IDS, []), "uint16")
+    files["00000_unshuffled.ds.index"] = struct.pack("<4Q", 4, 6, 10, 12)
+    files["saved/state.json"] = b'{"_data_files": [{"filename": "data.arrow"}]}'
+    write_all(".", files)
+    table = pa.table({"input_ids": OTHER_IDS})
     with pa.ipc.new_stream("saved/data.arrow", table.schema) as writer:
         writer.write_table(table)
-    write("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
 
 
 def furnish(folder, world, text):
@@ -489,48 +386,33 @@ def furnish(folder, world, text):
 # --------------------------------------------------------------------------------------------------------------- tests
 
 
-@functools.cache
-def listed(page):
-    """The command lines of a page and its blocks of Python, with their places; nothing is run."""
-    found = []
-    for block in blocks(page):
-        if block.kind == "python":
-            found.append((block.place, None, block.text))
-        code = {"python": block.runs, "bash": block.text, "shown": ""}[block.kind]
-
-        def note(words, where, stdin, place=block.place):
-            found.append((place, meaning(words, stdin), code_of(words, stdin)))
-            return ""
-
-        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as room:
-            Bash(Path(folder), Path(room), note, real="").run(code)
-    return found
-
-
 PAGES = [page for page in PAGES if any(block.kind != "shown" for block in blocks(page))]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_have_options_that_exist(page, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    for place, words, code in listed(page):
-        try:
-            if words is None:
-                compile(code, place, "exec")
-                continue
-            is_known = words[0] in GROUPS or words[0] == "-c" or words[0].endswith(".py")
-            assert is_known or words[0] in REAL.split() or excused(page, code), "is not in NOT_RUN and cannot be run"
-            parse(words)
-        except (AssertionError, click.ClickException, SyntaxError) as error:
-            message = error.format_message() if isinstance(error, click.ClickException) else error
-            pytest.fail(f"{place}: {code}\n{message}")
+def test_commands_have_options_that_exist(page, tmp_path):
+    """Nothing is run. A command is one of our programs, a file, a program that bash finds or one of OTHERS."""
+
+    def look(words, where, stdin):
+        program, *rest = meaning(words, stdin)
+        if program in GROUPS:
+            succeeds(GROUPS[program], *rest, "--help")
+        elif program == "-c":
+            compile(rest[0], page, "exec")
+        else:
+            assert program.endswith(".py") or program in {*REAL.split(), *OTHERS}, words
+        return ""
+
+    for block in blocks(page):
+        if block.kind == "python":
+            compile(block.text, block.place, "exec")
+        in_bash(block.text if block.kind == "bash" else block.runs, tmp_path, look, real="")
 
 
 @pytest.fixture
-def _as_before(monkeypatch, tmp_path, tables_as_they_were):
+def _as_before(tmp_path, tables_as_they_were):
     """Small presets; and what a page's Python adds to the tables of bertrain, and imports, is gone after it."""
-    for name, sizes in SMALL_PRESETS.items():
-        monkeypatch.setitem(families.PRESETS, name, sizes)
+    PRESETS.update(SMALL_PRESETS)
     yield
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
@@ -541,9 +423,8 @@ def _as_before(monkeypatch, tmp_path, tables_as_they_were):
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("_as_before")
 def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
-    folder, room = tmp_path / "page", tmp_path / "room"
+    folder = tmp_path / "page"
     folder.mkdir()
-    room.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     furnish(folder, world, "\n".join(block.text for block in blocks(page)))
@@ -555,7 +436,7 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
     names = {"__name__": "page"}
 
     def answer(words, where, stdin):
-        if excused(page, code_of(words, stdin)):
+        if meaning(words, stdin)[0] in OTHERS or excused(page, words, stdin):
             return ""
         os.chdir(where)
         line = [word.replace("s3://bucket", bucket.url) for word in words]
@@ -566,15 +447,14 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
         names.update(left)
         return printed
 
-    bash = Bash(folder, room, answer, real=REAL)
     for block in blocks(page):
         if block.kind == "bash":
-            bash.run(block.text)
-        elif block.kind == "python" and not block.file and not excused(page, block.text):
+            in_bash(block.text, folder, answer)
+        elif block.kind == "python" and not block.file and not excused(page, [block.text]):
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(block.text.replace("s3://bucket", bucket.url), block.place, "exec"), names)  # noqa: S102
         elif block.runs and text_of(page).count(block.runs) == 1:  # no other block runs it
-            bash.run(block.runs)
+            in_bash(block.runs, folder, answer)
         os.chdir(folder)
     if page == "docs/import.md":  # its loop reads what another program wrote
         assert sorted(stored(bertdata.open("from-datatrove"))) == sorted(stored(bertdata.open("from-rows")))

@@ -8,7 +8,7 @@ import bertdata
 from bertrain import methods, optim
 from bertrain.data import micro_batches
 from bertrain.lab.distillation.taps import READABLE
-from bertrain.models.families import FAMILIES
+from bertrain.models.families import FAMILIES, PRESETS
 from bertrain.models.load import new_model
 from bertrain.objectives import OBJECTIVES
 
@@ -81,7 +81,7 @@ LONGFORMER = {"model_type": "longformer"} | UNLISTED["longformer"]
 FAST = ["bert", "modernbert", "deberta-v2", "xlm", "longformer"]
 """So different that they stand for all where time is short; the last is in no table."""
 LENGTHS = [13, 11, 8]  # of three documents in a row of 32
-TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES, READABLE, methods.METHODS)
+TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES, PRESETS, READABLE, methods.METHODS)
 """Where a program adds entries of its own."""
 
 
