@@ -8,56 +8,31 @@ length runs on the CPU. `make gpu-dry` runs the files test_step.py and test_fini
 """
 
 import functools
-import itertools
 import json
 import os
-import sys
 from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
-from support.data import ROOT, write_dataset
-from support.dry import (
-    GPU,
-    LENGTHS,
-    ROWS,
-    Squares,
-    apart,
-    config_of,
-    fakes,
-    give_cpus_the_kernel,
-    micro_batch,
-    training_of,
-)
-from support.runs import CPU, QUIET, assert_near, learner, train
+from support.data import write_dataset
+from support.dry import GPU, LENGTHS, ROWS, Squares, apart, fakes, give_cpus_the_kernel, micro_batch, training_of
+from support.families import model_of
+from support.runs import ALONE, CPU, QUIET, assert_near, learner, train
 from test_step import Waits
 from torch._dynamo.utils import counters
-from transformers import AutoConfig, AutoModelForMaskedLM, masking_utils
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 import bertdata
-from bertdata import Loader
 from bertrain import data as data_module
-from bertrain import evaluate as evaluation
 from bertrain import pretrain
 from bertrain import trainer as trainer_module
-from bertrain.config import MICRO_BATCH_TOKENS
+from bertrain.evaluate import evaluate
 from bertrain.models import encoder as encoder_module
-from bertrain.models.encoder import WHOLE_ROWS, Encoder, cu_seqlens_of
+from bertrain.models.encoder import WHOLE_ROWS, cu_seqlens_of
 from bertrain.models.families import FAMILIES
-from bertrain.ranks import World
 from bertrain.report import Report
-from bertrain.trainer import DistributedDataParallel, LossSums
-
-sys.path.append(str(ROOT / "benchmarks"))
-
-CASES = {
-    f"{name}-{kind}": (name, packed)
-    for name in LENGTHS
-    for packed, kind in ((False, "windows"), (True, "packed"))
-    if not packed or FAMILIES[config_of(name).model_type].isolation
-}
-"""Models, and whether their rows are packed, by name."""
+from bertrain.trainer import DistributedDataParallel, LossSums, autocast_of
 
 
 def marks_of(name):
@@ -67,10 +42,14 @@ def marks_of(name):
     return () if name in ("bert-base", "modernbert-base") else pytest.mark.slow
 
 
-EVERY_CASE = pytest.mark.parametrize(
-    ("name", "packed"), [pytest.param(*case, id=id, marks=marks_of(case[0])) for id, case in CASES.items()]
-)
-EVERY_MODEL = pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in LENGTHS])
+SAVED = {"bert-base": 32_000, "bert-large": 42_500, "modernbert-base": 28_500}
+"""At most so many bytes a token and layer are kept for the backward pass, without what a compiler saves."""
+CASES = [
+    pytest.param(name, packed, id=f"{name}-{'packed' if packed else 'windows'}", marks=marks_of(name))
+    for name in LENGTHS
+    for packed in (False, True)
+    if not packed or FAMILIES[name.rpartition("-")[0] if name in SAVED else name].isolation
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +65,8 @@ def web(tmp_path_factory):
 # ------------------------------------------------------------------------------------- a step of a model of real size
 
 
-@EVERY_CASE
-def test_a_forward_pass_on_a_gpu(web, monkeypatch, name, packed):
+@pytest.mark.parametrize(("name", "packed"), CASES)
+def test_a_forward_pass_on_a_gpu(web, configs, monkeypatch, name, packed):
     """Every tensor is on the GPU, none is read, and none is a square of a row: a mask of all pairs of tokens."""
     masks = []
 
@@ -97,7 +76,7 @@ def test_a_forward_pass_on_a_gpu(web, monkeypatch, name, packed):
         return torch.empty_like(query)
 
     with fakes(monkeypatch, GPU):
-        training = training_of(name, web, GPU, isolate_documents=packed)
+        training = training_of(name, configs, web, GPU, isolate_documents=packed)
         module = training.learner.requires_grad_(False)  # autograd has no GPU here
         piece = micro_batch(name, web, GPU, packed=packed)
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
@@ -110,46 +89,36 @@ def test_a_forward_pass_on_a_gpu(web, monkeypatch, name, packed):
         assert {total.device, losses["mlm"].num_correct.device} == {GPU}
         assert (total.dtype, losses["mlm"].num_correct.dtype) == (torch.float32, torch.int64)
     assert set(masks) <= {None}
-    if name == "deberta-v3-base":  # which computes attention by itself
-        assert squares.found
-    else:
-        assert squares.found == []
+    assert bool(squares.found) == (name == "deberta-v2")  # which computes attention by itself
 
 
-def step_of(name, data, monkeypatch, **options):
-    """Takes a step of fake tensors on a CPU that is taken for a GPU. Returns the dtypes of the gradients."""
+OTHER_STEPS = {
+    "muon": {"optimizer": "muon"},
+    "stableadamw": {"optimizer": "stableadamw"},
+    "lamb": {"optimizer": "lamb"},
+    "recomputed": {"gradient_checkpointing": True},
+}
+STEPS = [pytest.param(*case.values, {}, id=case.id, marks=case.marks) for case in CASES]
+STEPS += [
+    pytest.param("modernbert-base", False, options, id=name, marks=() if name == "muon" else pytest.mark.slow)
+    for name, options in OTHER_STEPS.items()
+]
+
+
+@pytest.mark.parametrize(("name", "packed", "options"), STEPS)
+def test_a_step_needs_no_number(web, configs, monkeypatch, name, packed, options):
+    """Forward and backward pass, clipping and update, in half precision; weights have gradients in float32."""
     with fakes(monkeypatch, CPU):
-        training = training_of(name, data, CPU, **options)
+        training = training_of(name, configs, web, CPU, isolate_documents=packed, **options)
         training._has_buckets = True
-        piece = micro_batch(name, data, CPU, packed="isolate_documents" in options)
+        piece = micro_batch(name, web, CPU, packed=packed)
         sums = LossSums(["mlm"], CPU)
         sums.begin_step(torch.empty(1, dtype=torch.float64))
         losses = training.add_gradients(training.learner, piece, torch.empty(1), is_last=True)
-        gradients = {p.grad.dtype for p in training.learner.parameters() if p.grad is not None}
+        assert {p.grad.dtype for p in training.learner.parameters() if p.grad is not None} == {torch.float32}
         sums.add(losses)
         training.update(1e-4)
-        sums.end_step(training.skipped, World(0, 1, CPU))
-    return gradients
-
-
-@EVERY_CASE
-def test_a_step_needs_no_number(web, monkeypatch, name, packed):
-    """Forward and backward pass, clipping and update, in half precision; weights have gradients in float32."""
-    options = {"isolate_documents": True} if packed else {}
-    assert step_of(name, web, monkeypatch, **options) == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"optimizer": "muon"},
-        *(pytest.param({"optimizer": name}, marks=pytest.mark.slow) for name in ("stableadamw", "lamb")),
-        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_no_kind_of_step_needs_a_number(web, monkeypatch, options):
-    assert step_of("modernbert-base", web, monkeypatch, **options) == {torch.float32}
+        sums.end_step(training.skipped, ALONE)
 
 
 # ------------------------------------------------------------------------------------------- masks and their graphs
@@ -217,71 +186,12 @@ def test_the_kernel_of_gpus_gives_what_masks_give(configs, kind, packed, length)
     assert calls == (2 if packed else config.layer_types.count("sliding_attention")) > 0
 
 
-@pytest.mark.parametrize("length", [512, 1024])
-def test_documents_of_packed_rows_have_few_shapes(web, length):
-    """Each shape of cu_seqlens is a graph. 1,000 micro-batches have at most two."""
-    rows = MICRO_BATCH_TOKENS // length
-    loader = Loader(web, length=length, global_batch_size=rows, samples="packed", masking=None)
-    batches = itertools.islice(loader, 1000)
-    shapes = {cu_seqlens_of(torch.from_numpy(batch.position_ids)).shape for batch in batches}
-    assert len(shapes) <= 2
+# ------------------------------------------------------------------------------------------------------------- memory
 
 
-def graphs_of(name, web, packed):
-    """Compiles the forward pass of a model of real size. Returns the graphs, and the operations that give a square."""
-    squares = []
-
-    def record(graph, inputs):
-        for node in graph.graph.nodes:
-            given = node.meta.get("example_value")
-            if node.op.startswith("call_") and getattr(given, "shape", ())[-2:] == (LENGTHS[name],) * 2:
-                squares.append(str(node.target))
-        return graph.forward
-
-    with pytest.MonkeyPatch.context() as patch, fakes(patch, CPU):
-        patch.setattr(masking_utils, "is_torchdynamo_exporting", lambda: True)  # as torch 2.11 says
-        training = training_of(name, web, CPU, isolate_documents=packed)
-        training.learner.compile(fullgraph=True, dynamic=False, backend=record)
-        for number in range(4):
-            piece = micro_batch(name, web, CPU, packed=packed)
-            if packed and number == 2:  # the other shape
-                piece["cu_seqlens"] = piece["cu_seqlens"].new_empty(2 * len(piece["cu_seqlens"]) - 1)
-            with training.autocast():
-                training.learner(**training.learner.prepare(piece))
-    return counters["stats"]["unique_graphs"], squares
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.slow if case == "modernbert-base-windows" else pytest.mark.dry)
-        for case in CASES
-    ],
-)
-def test_a_model_is_one_graph(web, case):
-    """And one more for each other shape of cu_seqlens; none holds a mask of all pairs of tokens."""
-    name, packed = CASES[case]
-    graphs, squares = apart(graphs_of, name, web, packed)
-    assert graphs == 1 + packed
-    assert bool(squares) == (name == "deberta-v3-base")
-
-
-# ----------------------------------------------------------------------------------------- memory and operations
-
-SAVED = {
-    "bert-base": 32_000,
-    "bert-large": 42_500,
-    "modernbert-base": 28_500,
-    "modernbert-large": 46_500,
-    "xlm-roberta-base": 32_000,
-    "deberta-v3-base": 149_000,
-    "esm-2": 36_700,
-}
-"""At most so many bytes a token and layer are kept for the backward pass, without what a compiler saves."""
-
-
-def bytes_saved(name, web):
-    """What a forward pass of the encoder keeps, a token and layer. Weights are not counted."""
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in SAVED])
+def test_what_is_kept_for_the_backward_pass(web, configs, monkeypatch, name):
+    """In a forward pass of the encoder, a token and layer. Weights are not counted."""
     kept = {}
 
     def keep(tensor):
@@ -289,20 +199,16 @@ def bytes_saved(name, web):
         kept[id(storage)] = (storage.nbytes(), storage)
         return tensor
 
-    with pytest.MonkeyPatch.context() as patch, fakes(patch, CPU):
-        training = training_of(name, web, CPU)
+    with fakes(monkeypatch, CPU):
+        training = training_of(name, configs, web, CPU)
         module = training.learner
         weights = {id(parameter.untyped_storage()) for parameter in module.parameters()}
         piece = micro_batch(name, web, CPU)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), training.autocast():
             module.encode(piece["input_ids"])
-    total = sum(size for name, (size, _) in kept.items() if name not in weights)
-    return total / (ROWS * LENGTHS[name] * module.model.config.num_hidden_layers)
-
-
-@EVERY_MODEL
-def test_what_is_kept_for_the_backward_pass(web, name):
-    assert 0.9 * SAVED[name] < bytes_saved(name, web) < SAVED[name]
+    total = sum(size for number, (size, _) in kept.items() if number not in weights)
+    places = ROWS * LENGTHS[name] * module.model.config.num_hidden_layers
+    assert 0.9 * SAVED[name] < total / places < SAVED[name]
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -393,29 +299,13 @@ def test_no_step_of_packed_rows_waits_for_the_device(dataset, configs, tmp_path,
     assert waits.found == []
 
 
-def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, tmp_path, monkeypatch, on_cpus):
-    """Each pass of each of its layers, of packed rows; in fp32 none does. The losses are about the same."""
-    calls, losses, passes = [], [], []
-    logits = Encoder.logits
-
-    def counted(*given, **more):
-        passes.append(torch.is_autocast_enabled("cpu"))  # predictions to look at are in fp32
-        return logits(*given, **more)
-
-    monkeypatch.setattr(Encoder, "logits", counted)
-
-    def evaluated(*arguments, plain=evaluation.evaluate, **options):
-        before = counters["dry"]["calls"]
-        passes.clear()
-        result = plain(*arguments, **options)
-        calls.append(counters["dry"]["calls"] - before)
-        losses.append(result["loss"])
-        return result
-
-    monkeypatch.setattr(evaluation, "evaluate", evaluated)
-    options = QUIET | {"model": configs["modernbert"], "isolate_documents": True, "steps": 1}
+def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, on_cpus):
+    """In each of its layers, of packed rows; in fp32 none does. The losses are about the same."""
+    module, losses, calls = learner(model_of(configs["modernbert"], dataset), isolate=True), [], []
     for precision in ("fp32", "bf16"):
-        train(dataset.path, tmp_path / precision, **options, eval_precision=precision)
-    assert calls[0] == 0
-    assert calls[1] == 2 * sum(passes) > 0
+        counters.clear()
+        options = {"split": "validation", "length": 32, "autocast": autocast_of(CPU, precision)}
+        losses.append(evaluate(module, dataset, ALONE, **options)["loss"])
+        calls.append(counters["dry"]["calls"])
+    assert calls[0] == 0 < calls[1]
     assert losses[0] == pytest.approx(losses[1], rel=5e-3)

@@ -1,9 +1,9 @@
 """What the tests of the path on GPUs share: models of real sizes without numbers, and attention of GPUs on a CPU."""
 
 import contextlib
-import dataclasses
 import functools
 import traceback
+from itertools import pairwise
 
 import torch
 from torch._dynamo.utils import counters
@@ -12,7 +12,6 @@ from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
-from transformers import CONFIG_MAPPING, AutoModelForMaskedLM
 
 from bertdata import Loader
 from bertrain import data as data_module
@@ -20,73 +19,20 @@ from bertrain.config import Config
 from bertrain.data import micro_batches
 from bertrain.methods import methods_of
 from bertrain.models import encoder as encoder_module
-from bertrain.models.families import PRESETS, preset
+from bertrain.models.load import new_model
 from bertrain.ranks import World
 from bertrain.trainer import Trainer
-from support.data import SPECIAL
 from support.runs import FORKS
 
 GPU = torch.device("cuda", 0)
-MODERNBERT_LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
-DEBERTA = {
-    "vocab_size": 128100,
-    "relative_attention": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "position_buckets": 256,
-    "share_att_key": True,
-    "norm_rel_ebd": "layer_norm",
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-ESM = {
-    "vocab_size": 33,
-    "num_hidden_layers": 30,
-    "hidden_size": 640,
-    "num_attention_heads": 20,
-    "pad_token_id": 1,
-    "intermediate_size": 2560,
-    "max_position_embeddings": 1026,
-    "position_embedding_type": "rotary",
-    "token_dropout": True,
-    "mask_token_id": 32,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-XLM_ROBERTA = {
-    "vocab_size": 250002,
-    "max_position_embeddings": 514,
-    "type_vocab_size": 1,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-OTHERS = {
-    "modernbert-large": ("modernbert", MODERNBERT_LARGE),
-    "xlm-roberta-base": ("xlm-roberta", XLM_ROBERTA),
-    "deberta-v3-base": ("deberta-v2", DEBERTA),
-    "esm-2": ("esm", ESM),
-}
 LENGTHS = {
     "bert-base": 512,
     "bert-large": 512,
     "modernbert-base": 1024,
-    "modernbert-large": 2048,
-    "xlm-roberta-base": 512,
-    "deberta-v3-base": 512,
-    "esm-2": 1024,
+    **dict.fromkeys(("xlm-roberta", "deberta-v2", "esm"), 72),
 }
-"""The models, in their published sizes, and the length of their rows, which is no other size of theirs."""
+"""Models, presets or small ones of a family, and the length of their rows, which is no other size of theirs."""
 ROWS = 64  # of a micro-batch
-VOCAB_SIZE = 30522
-
-
-def config_of(name):
-    """The configuration of a model in its published size, for no dataset."""
-    if name in PRESETS:
-        return preset(name, dataclasses.replace(SPECIAL, vocab_size=VOCAB_SIZE), length=LENGTHS[name])
-    family, values = OTHERS[name]
-    return CONFIG_MAPPING[family](**values)
 
 
 @contextlib.contextmanager
@@ -140,13 +86,12 @@ class Indexing(TorchFunctionMode):
         return None if part is None else torch.empty(part.shape, dtype=whole.dtype, device=GPU)
 
 
-def training_of(name, dataset, device, **options):
-    """A model in its published size in training, in bf16, of fake tensors on a device."""
-    config = Config.make(
-        data=str(dataset.path), out="none", length=LENGTHS[name], precision="bf16", compile="off", **options
-    )
+def training_of(name, configs, dataset, device, **options):
+    """A model in training, in bf16, of fake tensors on a device. configs: files of those that are no presets."""
+    options |= {"model": configs.get(name, name), "length": LENGTHS[name], "precision": "bf16", "compile": "off"}
+    config = Config.make(data=str(dataset.path), out="none", **options)
     with torch.device("meta"):  # whose weights get no first values
-        weights = AutoModelForMaskedLM.from_config(config_of(name))
+        weights, _ = new_model(config.model, dataset.special_tokens, length=config.length, seed=0)
     return Trainer(config, dataset, World(0, 1, device), methods_of(config), None, weights)
 
 
@@ -176,60 +121,44 @@ class Squares(TorchDispatchMode):
 # ----------------------------------------------------------------------------------------------- attention of GPUs
 
 
-def _weights(query, key, scale, window):
-    """[n, heads, D] of one document → probabilities [heads, n, n]."""
-    scores = torch.einsum("qhd,khd->hqk", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    places = torch.arange(query.shape[0])
-    ahead = places[None, :] - places[:, None]
-    left, right = (len(places) if side < 0 else side for side in window or (-1, -1))
-    return scores.masked_fill((ahead < -left) | (ahead > right), -torch.inf).softmax(-1)
-
-
-def _check(query, key, value, bounds, longest):
-    """What the kernel of GPUs demands of its arguments."""
+def _documents(query, key, value, bounds, longest, scale, window):
+    """Checks what the kernel of GPUs demands, and yields of each document its place, q, k, v and probabilities."""
     assert query.dtype == key.dtype == value.dtype != torch.float32
     assert bounds.dtype == torch.int32
     assert (bounds[0], bounds[-1]) == (0, query.shape[0])
     assert 0 <= bounds.diff().min() <= bounds.diff().max() <= longest
+    for start, stop in pairwise(map(int, bounds)):
+        own, places = slice(start, stop), torch.arange(stop - start)
+        q, k, v = (each[own] if each.dtype == torch.float64 else each[own].float() for each in (query, key, value))
+        ahead = places[None, :] - places[:, None]
+        left, right = (len(places) if side < 0 else side for side in window or (-1, -1))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        yield own, q, k, v, scores.masked_fill((ahead < -left) | (ahead > right), -torch.inf).softmax(-1)
 
 
-def _documents(bounds):
-    places = [int(place) for place in bounds]
-    return [slice(start, stop) for start, stop in zip(places, places[1:], strict=False) if stop > start]
-
-
-def _wide(*tensors):
-    return [tensor if tensor.dtype == torch.float64 else tensor.float() for tensor in tensors]
+def _scale(query, scale):
+    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def forward(query, key, value, bounds, _, longest, __, is_causal, scale, window, *others):
     """torch_attn::_varlen_attn, one document after another. Counts its calls."""
     counters["dry"]["calls"] += 1
-    _check(query, key, value, bounds, longest)
     out, lse = torch.empty_like(query), torch.zeros(query.shape[1], query.shape[0])
-    for own in _documents(bounds):
-        q, k, v = _wide(query[own], key[own], value[own])
-        out[own] = torch.einsum("hqk,khd->qhd", _weights(q, k, scale, window), v).to(out.dtype)
+    for own, _, _, v, p in _documents(query, key, value, bounds, longest, _scale(query, scale), window):
+        out[own] = torch.einsum("hqk,khd->qhd", p, v).to(out.dtype)
     return out, lse, torch.zeros(2, dtype=torch.uint64)
 
 
 def backward(grad, query, key, value, out, lse, bounds, _, longest, __, is_causal, state, scale, window):
     """torch_attn::_varlen_attn_backward."""
-    _check(query, key, value, bounds, longest)
-    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    for own in _documents(bounds):
-        d, q, k, v = _wide(grad[own], query[own], key[own], value[own])
-        p = _weights(q, k, scale, window)
+    grads, factor = [torch.empty_like(tensor) for tensor in (query, key, value)], _scale(query, scale)
+    for own, q, k, v, p in _documents(query, key, value, bounds, longest, factor, window):
+        d = grad[own].to(q.dtype)
         dp = torch.einsum("qhd,khd->hqk", d, v)
         ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * factor
-        parts = (
-            torch.einsum("hqk,khd->qhd", ds, k),
-            torch.einsum("hqk,qhd->khd", ds, q),
-            torch.einsum("hqk,qhd->khd", p, d),
-        )
-        for whole, part in zip(grads, parts, strict=True):
-            whole[own] = part.to(whole.dtype)
+        grads[0][own] = torch.einsum("hqk,khd->qhd", ds, k).to(query.dtype)
+        grads[1][own] = torch.einsum("hqk,qhd->khd", ds, q).to(key.dtype)
+        grads[2][own] = torch.einsum("hqk,qhd->khd", p, d).to(value.dtype)
     return tuple(grads)
 
 
