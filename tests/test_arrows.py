@@ -242,24 +242,21 @@ TOUCHED = {  # file → what its tests patch or read of the product; support/lim
     "runs": "doctor.TIMED_STEPS doctor.WARMUP_STEPS",
     "sources": "_read text_module.TextFile._read",
     "test_dist": "_checkpoints checkpoint._checkpoints",
-    "test_engine": "_encode_by_library _local _pages engine.encode_words engine.ids_by",
     "test_families": "bertrain.lab.distillation.taps._PROJECTIONS.()",
     "test_finite": "Trainer._seed Trainer.add_gradients _seed optimizers.OPTIMIZERS.sgd",
     "test_gpu": "Trainer.update trainer_module.micro_batches",
     "test_gpu_dry": "Report.finish _has_buckets data_module.cu_seqlens_of pretrain.world "
     "trainer_module.DistributedDataParallel",
-    "test_large": "shards.open_array",
-    "test_pairs": "World.sum pairs.log_likelihoods",
     "test_prepare": "_later_ones",
     "test_pretrain": "checkpoint.shutil.rmtree",
     "test_run": "Trainer.step _devices speed.peak_flops speed.time",
     "test_samples": "Samples._request",
     "test_step": "Pretraining.name Report.finish Stream.next_batch _numbers ranks.Reading.take "
     "report_module.Reading trainer_module.DistributedDataParallel",
-    "test_texts": "Source.content added.find_added",
+    "test_texts": "Source.content engine.encode_words",
     "test_tokens": "_sample",
     "test_transfer": "_copy",
-    "test_words": "_encode_by_library",
+    "test_words": "_local _pages engine.ids_by",
 }
 DEFINED = re.compile(r"(?:def |class |self\.|^)(_(?!replace\b)[A-Za-z]\w*)", re.MULTILINE)
 

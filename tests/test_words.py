@@ -247,7 +247,7 @@ KINDS = {
     "Nmt": lambda: _edited("NFKC", normalizer={"type": "Nmt"}),
     "WordLevel without marks": lambda: word_level(SPLIT, *"\u30ab\u30ac", normalizer=in_turn(NFKC, NO_MARKS)),
     "WordLevel, numbers apart": lambda: word_level(NUMBERS, "a", "12", normalizer=NFC),
-    "WordLevel, a mask that is not special": lambda: word_level(
+    "WordLevel, its mask is a word": lambda: word_level(
         SPLIT, "a", edit=with_added("[MASK]", "<tag>", normalized=False)
     ),
     "SpmConverter": lambda: unigram(in_turn(charsmap(), STRIP_RIGHT, ONE_MARK), META),
