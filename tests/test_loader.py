@@ -225,17 +225,23 @@ def test_positions_are_integers_from_0_of_any_width(dataset, samples):
 
 
 @pytest.mark.parametrize(
-    ("missing", "masking", "kind", "option"),
+    ("roles", "sentences", "options", "kind", "option"),
     [
-        ({"mask": None}, Masking(), "tokenizer-lacks-token", "masking"),
-        ({"cls": None}, None, "tokenizer-lacks-token", "shards"),
-        ({"sep": None}, None, "tokenizer-lacks-token", "shards"),
-        ({"special_ids": tuple(range(9))}, Masking(), "unsupported", "masking"),
+        ({"mask": None}, None, {"masking": Masking()}, "tokenizer-lacks-token", "masking"),
+        ({"cls": None}, None, {}, "tokenizer-lacks-token", "shards"),
+        ({"sep": None}, None, {}, "tokenizer-lacks-token", "shards"),
+        ({"special_ids": tuple(range(9))}, None, {"masking": Masking()}, "unsupported", "masking"),
+        ({}, None, {"samples": "pairs"}, "not-stored", "samples"),
+        ({}, [2], {"samples": "pairs"}, "empty", "split"),
     ],
 )
-def test_a_vocabulary_that_cannot_fill_a_row_is_refused(tmp_path, missing, masking, kind, option):
-    roles = {"cls": 2, "sep": 3, "mask": 4, "special_ids": (2, 3, 4)} | missing
-    special = SpecialTokens(vocab_size=9, **roles)
-    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], special=special))
+def test_a_dataset_that_cannot_fill_a_row_is_refused(tmp_path, roles, sentences, options, kind, option):
+    special = SpecialTokens(vocab_size=9, **{"cls": 2, "sep": 3, "mask": 4, "special_ids": (2, 3, 4)} | roles)
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], sentences)], special=special))
     with refuses(kind, option):
-        Loader(dataset, length=8, masking=masking)
+        Loader(dataset, length=8, **{"masking": None} | options)
+
+
+def test_two_documents_are_enough_for_pairs(tmp_path):
+    two = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3, 8, 3], [2, 4], [2, 4])]))
+    assert Loader(two, length=8, samples="pairs").num_samples == 2

@@ -296,17 +296,6 @@ def test_where_the_cache_is(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------- usage
 
 
-def test_pairs_need_sentences_and_two_documents(tmp_path):
-    without = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3], [2, 4], None)]))
-    with refuses("not-stored", "samples"):
-        Loader(without, length=8, samples="pairs")
-    alone = bertdata.open(write_dataset(tmp_path / "b", [([7, 8, 3], [3], [1, 3])]))
-    with refuses("empty", "split"):
-        Loader(alone, length=8, samples="pairs")
-    two = bertdata.open(write_dataset(tmp_path / "c", [([7, 3, 8, 3], [2, 4], [2, 4])]))
-    assert Loader(two, length=8, samples="pairs").num_samples == 2
-
-
 def test_blocks_and_areas_of_packed_rows_have_2_to_the_19_tokens():
     assert [resolve_name(CONSTANTS[name]) for name in ("block_tokens", "packed_together")] == [2**19, 2**19]
 
