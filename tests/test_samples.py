@@ -301,6 +301,7 @@ def test_blocks_and_areas_of_packed_rows_have_2_to_the_19_tokens():
 
 
 GPT_2 = {"decoder": {"type": "ByteLevel"}}
+SPACED = {"▁a": 0, "b": 1, "水b": 2, "ー": 3, "<0xE4>": 4, "<0xBD>": 5, "가": 6}
 CHINESE = {letters: n for n, letters in enumerate(["Ġb", "a", "ä½ł", "ä½", "ł", "ï¼Į", "Ġä½ł", "à¸ģ", "á", "ê°Ģ"])}
 """In bytes: b after a space, a, 你, two bytes of it, the third one, a comma, 你 after a space, ก, a first byte, 가."""
 
@@ -315,11 +316,7 @@ CHINESE = {letters: n for n, letters in enumerate(["Ġb", "a", "ä½ł", "ä½",
         ({"vocab": {"Ġ": 0, "Ċ": 1, "A": 2, "C": 3}}, [2, 3], []),  # bytes: the marks are alone
         ({"vocab": {"a": 0, "a</w>": 1, "Ġb": 2, "b</w>": 3}, "end_of_word_suffix": "</w>"}, [0, 1, 3], []),
         ({"vocab": CHINESE}, [1, 2, 3, 4, 5, 7, 8, 9], [1, 4, 8, 9]),
-        (
-            {"vocab": {"▁a": 0, "b": 1, "水b": 2, "ー": 3, "<0xE4>": 4, "<0xBD>": 5, "가": 6}},
-            [1, 2, 3, 4, 5, 6],
-            [1, 5, 6],
-        ),
+        ({"vocab": SPACED}, [1, 2, 3, 4, 5, 6], [1, 5, 6]),
     ],
 )
 def test_marks_of_words(tmp_path, model, rule_1, rule_2):
