@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from support import commands
-from support.commands import refuses
 from support.data import SPECIAL
 from support.families import SMALL, four_rows
-from support.runs import QUIET, last_checkpoint, learner, learner_of, refused_run, train
+from support.runs import last_checkpoint, learner, learner_of, refused_run, train
 from transformers import AutoTokenizer
 
 from bertrain import checkpoint
@@ -151,26 +150,6 @@ def test_a_space_has_all_sizes_that_fit_and_picks_each_as_often(configs):
     assert [space.pick(7, step, 0) for step in range(20)] != [space.pick(8, step, 0) for step in range(20)]
     modern = elastic.Space("width=16:32:8,heads=2:4", complete(configs, "modernbert").config)
     assert [modern[number] for number in range(len(modern))] == [elastic.Sizes(3, w, w // 8, 48) for w in (16, 24, 32)]
-
-
-def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs):
-    for kind, error, *texts in (
-        ("bert", "out-of-range", "layers=1:2", f"width=1:{10**18}"),
-        ("bert", "malformed", "width=10:32:8", "depth=1:3", "layers=1:3,layers=2:3", "layers=1:3,"),
-        ("bert", "conflict", "heads=3:4,width=14:32:18", "heads=2:4,width=30:32"),
-        ("modernbert", "conflict", "width=16:32:8"),
-    ):
-        config = complete(configs, kind).config
-        for text in texts:
-            with refuses(error, "elastic", given=text):
-                elastic.Space(text, config)
-
-
-def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_first_step(dataset, tmp_path, configs):
-    options = QUIET | {"model": configs["bert"], "elastic": "layers=1:3", "sub_networks": 1, "steps": 1}
-    frozen = {"lr_scale": "embeddings|cls|layer.0=0", "kind": "nothing-to-train", "option": "lr_scale"}
-    refused_run(dataset.path, tmp_path / "run", **options, **frozen)
-    assert len(train(dataset.path, tmp_path / "run", lr_scale=["embeddings|cls=0"], **options)) > 0
 
 
 # ------------------------------------------------------------------------------------------------------------ training

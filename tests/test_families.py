@@ -268,14 +268,6 @@ def test_a_model_of_ones_own_trains_and_resumes(dataset, tmp_path):
     train_twice(dataset.path, tmp_path / "run", 1, model=str(path), steps=2, eval_every=0)
 
 
-def test_a_model_that_needs_more_than_tokens_is_refused(dataset, tmp_path):
-    """Or that transformers itself cannot call, as FlauBERT with its norms first."""
-    for name, values in (("xmod", SMALL["roberta"]), ("flaubert", SMALL["flaubert"] | {"pre_norm": True})):
-        path = write(tmp_path / f"{name}.json", json.dumps({"model_type": name} | values))
-        with refuses("model-unreadable", given=name):
-            build_model(Config.make(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
-
-
 def test_a_model_is_tried_with_rows_of_the_run_and_a_slow_one_gets_a_warning(configs, dataset, tmp_path):
     """A Nyströmformer with landmarks supports only one length."""
     assert len(check_runs(built(configs["longformer"], dataset), length=32)) == 1

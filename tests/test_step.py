@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.commands import refuses
 from support.families import model_of
-from support.runs import ALONE, QUIET, TINY, changing, learner, losses, refused_run, train
+from support.runs import ALONE, QUIET, TINY, changing, learner, losses, train
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
@@ -144,6 +144,10 @@ def test_a_step_has_the_kernels_that_are_asked_for(dataset, tmp_path, monkeypatc
     assert tuple(resolved["attention"]) == expected
 
 
+def test_a_model_that_attends_by_itself_has_no_choice(configs, dataset):
+    assert attention_kernels("auto", learner(model_of(configs["deberta"], dataset)), ALONE.device) == ("eager",)
+
+
 def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, monkeypatch):
     """torch's cache on disk holds the kernel that was chosen, and its key does not."""
     tags = []
@@ -153,17 +157,6 @@ def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, mon
         Trainer(config, dataset, ALONE, [], None, model_of(TINY, dataset))
         tags.append(torch.compiler.config.cache_key_tag)
     assert len({*tags, ""}) == 4
-
-
-def test_a_kernel_that_cannot_run_is_one_sentence(dataset, configs, tmp_path):
-    """A model that attends by itself has no choice."""
-    own = str(configs["deberta"])
-    for model, choice in ((TINY, "cudnn"), (TINY, "efficient"), (own, "math")):
-        options = QUIET | {"steps": 2, "attention": choice, "model": model}
-        refused_run(dataset.path, tmp_path / "run", **options, kind="unsupported", option="attention", given=choice)
-    train(dataset.path, tmp_path / "run", **QUIET | {"steps": 2, "model": own})
-    resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
-    assert resolved["attention"] == ["eager"]
 
 
 # ------------------------------------------------------------------------------------------------- waits for the device

@@ -9,6 +9,7 @@ import pytest
 from support.commands import refused
 from support.data import write_labelled
 from support.disk import contents, write
+from support.families import SMALL
 
 from bertrain.__main__ import main
 
@@ -19,7 +20,18 @@ PLAIN = {  # command → arguments that make sense, after which those of a row c
     "suite": "--checkpoint run --out out --seeds 1 --epochs 1",
     "teacher": "--model run --data shards --out out --length 32 --max-samples 9",
 }
+MODELS = {  # name of a file → the configuration in it, if that is not a model_type alone
+    "gpt2": {},  # a decoder
+    "t5": {},  # an encoder with a decoder
+    "vit": {},  # without words
+    "decoder": SMALL["bert"] | {"model_type": "bert", "is_decoder": True},
+    "mpnet": SMALL["mpnet"],  # whose padding id is always 1
+    "xmod": SMALL["roberta"],  # which needs more than tokens
+    "flaubert": SMALL["flaubert"] | {"pre_norm": True},  # which transformers itself cannot call
+    "options": {"config": {"data": "shards"}, "model_type": None},
+}
 LORA, TEACHER = "pretrain --init run --lora r=2,alpha=4", "pretrain --teacher run --model"
+ELASTIC = "pretrain --model bert.json --elastic"
 REFUSED = {  # kind and option of the error → command lines
     "unknown task": ["finetune --task precedes", "augment --task qa"],
     "unknown recipe": ["teacher --recipe huge"],
@@ -38,7 +50,19 @@ REFUSED = {  # kind and option of the error → command lines
     "too-short-to-mask mlm_probability": ["teacher --mlm-probability 0.001"],
     "no-match lora": [f"{LORA},target=qurey"],
     "no-match lr_scale": ["pretrain --model bert.json --lr-scale embedings=0.1", f"{LORA} --lr-scale embeddings=0.1"],
-    "nothing-to-train lr_scale": ["pretrain --model bert.json --lr-scale .=0"],
+    "nothing-to-train lr_scale": ["pretrain --model bert.json --lr-scale .=0"]
+    + ["pretrain --model bert.json --elastic layers=1:2 --sub-networks 1 --lr-scale 'embeddings|cls|layer.0=0'"],
+    "out-of-range elastic": [f"{ELASTIC} {sizes}" for sizes in ("layers=1", f"width=1:{10**18}")],
+    "malformed elastic": [
+        f"{ELASTIC} {sizes}" for sizes in ("width=10:32:8", "depth=1:3", "layers=1:2,layers=2", "layers=1:2,")
+    ],
+    "conflict elastic": [f"{ELASTIC} {sizes}" for sizes in ("heads=2,width=15:32:17", "heads=1:2,width=31:32")]
+    + ["pretrain --model modernbert.json --elastic width=16:32:8"],
+    "unsupported attention": [f"pretrain --model bert.json --attention {name}" for name in ("cudnn", "efficient")]
+    + ["pretrain --model deberta.json --attention math"],
+    "model-unreadable model": [f"pretrain --model {name}.json" for name in ("gpt2", "t5", "decoder", "vit", "options")],
+    "model-unreadable": [f"pretrain --model {name}.json" for name in ("xmod", "flaubert")],
+    "unsupported model": ["pretrain --model mpnet.json"],
     "weights-missing init": [f"{LORA} --objective mlm+nsp"],
     "unsupported rope_base": ["pretrain --model bert.json --rope-base 1e5"],
     "unsupported objective": ["pretrain --model modernbert-tiny --objective mlm+nsp"],
@@ -64,12 +88,15 @@ REFUSED = {  # kind and option of the error → command lines
 def _place(tmp_path, monkeypatch, dataset, bert_run, configs):
     """The files that rows name, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    links = {"shards": dataset.path, "run": bert_run, "bert.json": configs["bert"], "electra.json": configs["electra"]}
+    links = {"shards": dataset.path, "run": bert_run}
+    links |= {f"{name}.json": configs[name] for name in ("bert", "electra", "modernbert", "deberta")}
     for name, path in links.items():
         os.symlink(path, name)
     write_labelled("data.tsv", header=["sentence\tlabel"])
     for name, lines in {"seven": ["light\t7"], "single": ["river"], "empty": ["river\t1", "light\t"]}.items():
         write(f"{name}.tsv", *lines)
+    for name, values in MODELS.items():
+        write(f"{name}.json", json.dumps({"model_type": name} | values))
     write("deep.json", json.dumps(json.loads(Path("bert.json").read_bytes()) | {"num_hidden_layers": 6}))
     Path("latin.txt").write_bytes(b"not\nna\xefve\n")
     Path("half", "STS-B").mkdir(parents=True)
