@@ -41,14 +41,11 @@ def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
     assert ("bertrain doctor" in said) == ("phase" in options_in(name))
 
 
-def test_a_recipe_is_named_alone_and_by_its_name_and_printed_by_the_first_rank(options_of, tmp_path, monkeypatch):
-    refused(command(print), "--data", "d", "--config", "nowhere.json", kind="not-found", option="config")
+def test_a_large_file_is_named_and_a_recipe_is_printed_by_the_first_rank_alone(options_of, tmp_path, monkeypatch):
     for file in (tmp_path / "run.toml", tmp_path / "run.json"):  # too large, which is named before it is parsed
         file.touch()
         os.truncate(file, 1 << 40)
         refused(command(print), "--data", "d", "--config", file, kind="malformed", option="config", given=str(file))
-    for words, kind in ((["huge"], "unknown"), (["tiny", "--config", __file__], "conflict")):
-        refused(command(print), "--recipe", *words, kind=kind, option="recipe", given=words[0])
     (tmp_path / "mine.toml").write_text("lr = 0.5\n")
     said, config = options_of("--config", tmp_path / "mine.toml")
     assert (config.optimizer, config.lr, said) == ("adamw", 0.5, "")

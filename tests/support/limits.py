@@ -50,7 +50,6 @@ CONSTANTS = {
     "demo_steps": "bertrain.commands.demo.STEPS",
     "demo_training": "bertrain.commands.demo.TRAIN",
     "evaluated_places": "bertrain.evaluate.PLACES",
-    "searched_draws": "bertrain.lab.elastic.search.DRAWS",
     "searched_repeats": "bertrain.lab.elastic.search.REPEATS",
     "pairs_places": "bertrain.commands.pairs.PLACES",
     "pairs_shown": "bertrain.commands.pairs.MOST_SHOWN",

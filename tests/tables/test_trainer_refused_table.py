@@ -18,6 +18,8 @@ PLAIN = {  # command → arguments that make sense, after which those of a row c
     "finetune": "--checkpoint run --train data.tsv --dev data.tsv --out out --seeds 1 --epochs 1",
     "augment": "--checkpoint run --train data.tsv --out out.tsv",
     "suite": "--checkpoint run --out out --seeds 1 --epochs 1",
+    "extract": "--checkpoint run --out out",
+    "search": "--checkpoint run --data shards --out out --latency 1s",
     "teacher": "--model run --data shards --out out --length 32 --max-samples 9",
 }
 MODELS = {  # name of a file → the configuration in it, if that is not a model_type alone
@@ -34,7 +36,7 @@ LORA, TEACHER = "pretrain --init run --lora r=2,alpha=4", "pretrain --teacher ru
 ELASTIC = "pretrain --model bert.json --elastic"
 REFUSED = {  # kind and option of the error → command lines
     "unknown task": ["finetune --task precedes", "augment --task qa"],
-    "unknown recipe": ["teacher --recipe huge"],
+    "unknown recipe": ["teacher --recipe huge", "pretrain --recipe huge"],
     "unknown objective": ["pretrain --model bert.json --objective mlm+spam"],
     "malformed lora": ["finetune --lora 8"],
     "malformed out": ["augment --out out.csv"],
@@ -43,7 +45,7 @@ REFUSED = {  # kind and option of the error → command lines
     "conflict lora": [f"finetune --lora r=2,alpha=2 {more}" for more in ("--from-scratch", "--freeze all")]
     + [f"{LORA},target=decoder"],
     "conflict label": ["augment --task pairs", "augment --train single.tsv"],
-    "conflict recipe": ["teacher --recipe modernbert-base"],
+    "conflict recipe": ["teacher --recipe modernbert-base", "pretrain --recipe tiny --config bert.json"],
     "conflict objective": ["pretrain --model bert.json --objective mlm+nsp --isolate-documents"],
     "needs-option grow_by": ["pretrain --model bert.json --grow-by fresh"],
     "too-long length": [f"{words} --length 600" for words in ("finetune", "teacher", f"{TEACHER} modernbert-tiny")],
@@ -52,6 +54,11 @@ REFUSED = {  # kind and option of the error → command lines
     "no-match lr_scale": ["pretrain --model bert.json --lr-scale embedings=0.1", f"{LORA} --lr-scale embeddings=0.1"],
     "nothing-to-train lr_scale": ["pretrain --model bert.json --lr-scale .=0"]
     + ["pretrain --model bert.json --elastic layers=1:2 --sub-networks 1 --lr-scale 'embeddings|cls|layer.0=0'"],
+    "out-of-range layers": ["extract --layers 4"],
+    "out-of-range feed_forward": ["extract --feed-forward 0"],
+    "out-of-range heads": ["extract --width 25 --heads 2"],
+    "malformed latency": ["search --latency 5", "search --latency 0ms"],
+    "unsupported checkpoint": ["search"],  # without sub-networks
     "out-of-range elastic": [f"{ELASTIC} {sizes}" for sizes in ("layers=1", f"width=1:{10**18}")],
     "malformed elastic": [
         f"{ELASTIC} {sizes}" for sizes in ("width=10:32:8", "depth=1:3", "layers=1:2,layers=2", "layers=1:2,")
@@ -72,8 +79,9 @@ REFUSED = {  # kind and option of the error → command lines
     "not-a-run checkpoint": ["finetune --checkpoint ."],
     "model-not-found checkpoint": ["finetune --checkpoint ./gone"],
     "out-exists out": ["finetune --out data.tsv", "finetune --out data.tsv/cola", "augment --out single.tsv"]
-    + ["teacher --out shards"],
+    + ["teacher --out shards", "extract --out shards", "pretrain --out data.tsv"],
     "not-found keep": ["augment --keep none"],
+    "not-found config": ["pretrain --config nowhere.json"],
     "not-found data": ["suite glue --data half"],
     "not-text": ["augment --keep latin.txt"],
     "empty data": ["suite glue --data none"],
