@@ -119,8 +119,7 @@ class State:
 
     holds: str | None = None  # the published dataset, a name of OPTIONS; "?": its manifest cannot be read
     plan: str | None = None  # of an unfinished build
-    parts: frozenset = frozenset()  # names of the files of finished parts
-    units: frozenset = frozenset()
+    finished: frozenset = frozenset()  # names of the records of units and parts
     is_pulling: bool = False  # a killed pull has left files, and no dataset
     is_torn: bool = False  # a build moves its files
     is_touched: bool = False  # somebody has damaged a file that is not of an unfinished build
@@ -181,8 +180,7 @@ class World:
         return State(
             holds=holds,
             plan=next((name for name, each in self.plans.items() if each == plan), None),
-            parts=frozenset(each for each in names if re.fullmatch(r"part-.*\.json", each)),
-            units=frozenset(each for each in names if re.fullmatch(r"unit-.*\.json", each)),
+            finished=frozenset(each for each in names if re.fullmatch(r"(part|unit)-.*\.json", each)),
             is_pulling=holds is None and not staging.exists() and bool(others),
             is_torn=holds is None and staging.exists() and bool(others),
         )
@@ -386,7 +384,7 @@ class Machine(RuleBasedStateMachine):
     def of_finish(self, state):
         if state.holds and not state.plan:
             return {"out-exists"}
-        if not {"part-1-of-2.json", "part-2-of-2.json"} <= state.parts or not state.plan:
+        if not {"part-1-of-2.json", "part-2-of-2.json"} <= state.finished or not state.plan:
             return {"parts-missing"}
         if state.plan == "empty":
             return {"empty"}
@@ -456,8 +454,7 @@ class Machine(RuleBasedStateMachine):
         if after.holds is None and before.holds:
             assert after.plan == new, (command, before, after)
         if after.plan and after.plan == before.plan and after.holds == before.holds:
-            assert after.units >= before.units, (command, before, after)
-            assert after.parts >= before.parts, (command, before, after)
+            assert after.finished >= before.finished, (command, before, after)
 
     def require_refused(self, command, before, files, after):
         """A refused command publishes nothing. A refused build changes nothing but an unfinished one without units."""
@@ -465,14 +462,14 @@ class Machine(RuleBasedStateMachine):
         if command[0] in ("build", "finish"):
             assert without_staging(self.files(command[1])) == without_staging(files)
             was_discarded = (command[0] == "build" and command[2] == "empty") or self.may_lack(before)
-            assert after.units >= before.units or was_discarded or before.plan == "empty", (command, before, after)
-            assert after.parts >= before.parts or was_discarded, (command, before, after)
+            kept = {each for each in before.finished if before.plan != "empty" or each.startswith("part")}
+            assert after.finished >= kept or was_discarded, (command, before, after)
 
     def require_done(self, command, before, after, value):
         what, _, *more = command
         if what == "build" and more[2]:
-            assert f"part-{more[2][0] + 1}-of-2.json" in after.parts
-            assert after.parts >= (before.parts if before.plan == more[0] else frozenset())
+            assert f"part-{more[2][0] + 1}-of-2.json" in after.finished
+            assert after.finished >= (before.finished if before.plan == more[0] else frozenset())
             assert after.holds == before.holds
             return
         if what == "open":
@@ -482,7 +479,7 @@ class Machine(RuleBasedStateMachine):
         if what in ("build", "finish"):
             assert not (self.world.place(command[1]) / ".build").exists()
         if what == "build" and before.plan == more[0] and not self.may_lack(before):
-            assert value == len(before.units)
+            assert value == sum(each.startswith("unit") for each in before.finished)
 
 
 # ------------------------------------------------------------------------------------------------------------ campaigns
