@@ -23,26 +23,6 @@ def model(kind, configs, dataset):
     return model_of(configs[kind], dataset).eval()
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert", "esm"])
-def test_batches_of_packed_rows_train_and_are_isolated(model, dataset):
-    """The loss of a packed row is that of its documents one by one; padding adds nothing."""
-    batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
-    expected = 0.0
-    for b in range(4):
-        filled = 40 if batch.attention_mask is None else int(batch.attention_mask[b].sum())
-        starts = [*np.flatnonzero(batch.position_ids[b, :filled] == 0).tolist(), filled]
-        for start, stop in zip(starts, starts[1:], strict=False):
-            ids, wanted = (torch.from_numpy(array[b : b + 1, start:stop]) for array in (batch.input_ids, batch.labels))
-            with torch.no_grad():
-                logits = model(input_ids=ids).logits.flatten(0, 1)
-            expected += torch.nn.functional.cross_entropy(logits, wanted.flatten(), reduction="sum")
-    isolated = learner(model, isolate=True).train()
-    loss = isolated(**next(micro_batches(batch, size=4, count=1, device=CPU)))["mlm"].sum
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
-    loss.backward()
-    assert all(p.grad.isfinite().all() for p in isolated.parameters() if p.requires_grad)
-
-
 @ESM
 @pytest.mark.parametrize("token_dropout", [False, True])
 def test_token_dropout_is_that_of_each_document(model, token_dropout):
