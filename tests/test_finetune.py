@@ -309,9 +309,6 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
     assert not disk.pending
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
-
-
 BROKEN = {"model.safetensors": "weights-missing", "tokenizer.json": "model-unreadable"}
 BROKEN |= {"tokenizer_config.json": "tokenizer-lacks-token"}
 

@@ -70,9 +70,6 @@ def loader_of(dataset, cache=None, **more):
     return bertdata.Loader(dataset, length=32, variants=VARIANTS, **more)
 
 
-# ------------------------------------------------------------------------------------------------------------ variants
-
-
 @pytest.mark.parametrize("shuffle", ["full", "blocks"])
 def test_with_variants_the_stream_comes_round_and_is_the_same_until_then(dataset, shuffle):
     options = {"length": 32, "shuffle": shuffle, "global_batch_size": 50}
