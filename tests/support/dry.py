@@ -95,11 +95,11 @@ def training_of(name, configs, dataset, device, **options):
     return Trainer(config, dataset, World(0, 1, device), methods_of(config), None, weights)
 
 
-def micro_batch(name, dataset, device, *, packed=False, rows=ROWS):
+def micro_batch(name, dataset, device, *, packed=False):
     """A micro-batch as `feed` gives it to a GPU, as fake tensors on a device."""
-    loader = Loader(dataset, length=LENGTHS[name], global_batch_size=rows, samples="packed" if packed else "windows")
+    loader = Loader(dataset, length=LENGTHS[name], global_batch_size=ROWS, samples="packed" if packed else "windows")
     with _disable_current_modes():
-        (piece,) = micro_batches(next(loader), size=rows, count=1, device=torch.device("cpu"))
+        (piece,) = micro_batches(next(loader), size=ROWS, count=1, device=torch.device("cpu"))
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for name, tensor in piece.items()}
 
 
