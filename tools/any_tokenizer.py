@@ -57,6 +57,7 @@ NORMALIZERS = {
     "spaces": normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " "), normalizers.NFKC()]),
     "accents": normalizers.Sequence([normalizers.Lowercase(), normalizers.NFD(), normalizers.StripAccents()]),
 }
+KINDS = ["bpe", "bpe", "wordpiece", "unigram", "wordlevel"]
 BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
 
 
@@ -68,14 +69,7 @@ def nasty_text(draw: random.Random, most: int = 40) -> str:
 def _normalizer(draw: random.Random) -> Any:
     texts = [("a", "b"), (" ", "▁"), ("``", '"'), ("é", "e"), ("q", "")]
     patterns = [" {2,}", r"\s+", "[0-9]", r"\p{P}"]
-    kinds = {
-        "NFC": normalizers.NFC,
-        "NFD": normalizers.NFD,
-        "NFKC": normalizers.NFKC,
-        "NFKD": normalizers.NFKD,
-        "lower": normalizers.Lowercase,
-        "accents": normalizers.StripAccents,
-        "nmt": normalizers.Nmt,
+    kinds = {name: lambda fixed=fixed: fixed for name, fixed in NORMALIZERS.items()} | {
         "strip": lambda: normalizers.Strip(draw.random() < 0.7, draw.random() < 0.7),
         "bert": lambda: normalizers.BertNormalizer(*(draw.random() < 0.5 for _ in range(4))),
         "replace": lambda: normalizers.Replace(*draw.choice(texts)),
@@ -87,19 +81,13 @@ def _normalizer(draw: random.Random) -> Any:
 
 
 def _pre_tokenizer(draw: random.Random) -> Any:
-    def metaspace() -> Any:
-        return pre_tokenizers.Metaspace("▁", draw.choice(["always", "first", "never"]), draw.random() < 0.8)
-
-    def split() -> Any:
-        pattern = draw.choice(SPLITS)
-        return pre_tokenizers.Split(Regex(pattern), draw.choice(BEHAVIORS), draw.random() < 0.3)
-
+    modes = ["always", "first", "never"]
     kinds = {
         "bert": pre_tokenizers.BertPreTokenizer,
         "words": pre_tokenizers.Whitespace,
-        "metaspace": metaspace,
+        "metaspace": lambda: pre_tokenizers.Metaspace("▁", draw.choice(modes), draw.random() < 0.8),
         "spaces": pre_tokenizers.WhitespaceSplit,
-        "split": split,
+        "split": lambda: pre_tokenizers.Split(Regex(draw.choice(SPLITS)), draw.choice(BEHAVIORS), draw.random() < 0.3),
         "punctuation": lambda: pre_tokenizers.Punctuation(draw.choice(BEHAVIORS)),
         "digits": lambda: pre_tokenizers.Digits(draw.random() < 0.5),
     }
@@ -109,43 +97,35 @@ def _pre_tokenizer(draw: random.Random) -> Any:
     return pre_tokenizers.Sequence(parts) if parts else None
 
 
-def _trained(draw: random.Random, tokenizer: tokenizers.Tokenizer, texts: list[str], kind: str) -> None:
-    """Trains the vocabulary of a tokenizer whose other parts are set."""
-    letters = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(tokenizer.pre_tokenizer) else []
-    options: dict[str, Any] = {"vocab_size": len(letters) + draw.randrange(60, 400), "show_progress": False}
+def _model(draw: random.Random, kind: str, letters: list[str]) -> tuple[Any, Any]:
+    """A model without a vocabulary, and what trains it."""
+    special: dict[str, Any] = {"special_tokens": ["<unk>", "</s>"], "show_progress": False}
+    special["vocab_size"] = len(letters) + draw.randrange(60, 400)
+    unk: dict[str, Any] = {"unk_token": "<unk>"}
     if kind == "bpe":
-        options |= {"initial_alphabet": letters, "min_frequency": 1, "special_tokens": ["<unk>", "</s>"]}
-        trainer: Any = trainers.BpeTrainer(**options, end_of_word_suffix=draw.choice([None, None, None, "</w>"]))
-    elif kind == "wordpiece":
-        trainer = trainers.WordPieceTrainer(**options, special_tokens=["<unk>", "</s>"])
-    elif kind == "unigram":
-        trainer = trainers.UnigramTrainer(
-            **options, unk_token="<unk>", special_tokens=["<unk>", "</s>"], initial_alphabet=letters
-        )
-    else:
-        trainer = trainers.WordLevelTrainer(**options, special_tokens=["<unk>", "</s>"])
-    tokenizer.train_from_iterator(texts, trainer)
-
-
-def _model(draw: random.Random, kind: str) -> Any:
-    if kind == "bpe":
-        has_unk = draw.random() < 0.6
-        return models.BPE(unk_token="<unk>" if has_unk else None, fuse_unk=draw.random() < 0.3)  # noqa: S106
+        model = models.BPE(**unk if draw.random() < 0.6 else {}, fuse_unk=draw.random() < 0.3)
+        suffix: dict[str, Any] = draw.choice([{}, {}, {}, {"end_of_word_suffix": "</w>"}])
+        return model, trainers.BpeTrainer(**special, **suffix, initial_alphabet=letters, min_frequency=1)
     if kind == "wordpiece":
-        return models.WordPiece(unk_token="<unk>", max_input_chars_per_word=draw.choice([5, 20, 100]))  # noqa: S106
-    return models.Unigram() if kind == "unigram" else models.WordLevel(unk_token="<unk>")  # noqa: S106
+        model = models.WordPiece(**unk, max_input_chars_per_word=draw.choice([5, 20, 100]))
+        return model, trainers.WordPieceTrainer(**special)
+    if kind == "unigram":
+        return models.Unigram(), trainers.UnigramTrainer(**special, **unk, initial_alphabet=letters)
+    return models.WordLevel(**unk), trainers.WordLevelTrainer(**special)
 
 
 def made(draw: random.Random) -> str | None:
     """The JSON of a tokenizer, None if its parts cannot be trained together."""
-    kind = draw.choice(["bpe", "bpe", "wordpiece", "unigram", "wordlevel"])
-    tokenizer = tokenizers.Tokenizer(_model(draw, kind))
-    if normalizer := _normalizer(draw):
+    kind, normalizer, pre_tokenizer = draw.choice(KINDS), _normalizer(draw), _pre_tokenizer(draw)
+    letters = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(pre_tokenizer) else []
+    model, trainer = _model(draw, kind, letters)
+    tokenizer = tokenizers.Tokenizer(model)
+    if normalizer:
         tokenizer.normalizer = normalizer
-    if pre_tokenizer := _pre_tokenizer(draw):
+    if pre_tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizer
     try:
-        _trained(draw, tokenizer, [nasty_text(draw) for _ in range(30)], kind)
+        tokenizer.train_from_iterator([nasty_text(draw) for _ in range(30)], trainer)
         tokenizers.Tokenizer.from_str(tokenizer.to_str())  # a score may be no number
     except Exception:  # noqa: BLE001  (what the library raises)
         return None

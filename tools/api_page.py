@@ -8,6 +8,7 @@ says where a name is that several files have.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,13 +76,7 @@ def _names(node: ast.AST) -> list[str]:
 
 def _text_of(node: ast.AST | None) -> str:
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return _clean(node.value.value) if is_text else ""  # type: ignore[union-attr]
-
-
-def _clean(text: str) -> str:
-    first, *rest = text.strip().splitlines() or [""]
-    margin = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
-    return "\n".join([first, *(line[margin:] for line in rest)])
+    return inspect.cleandoc(node.value.value) if is_text else ""  # type: ignore[union-attr]
 
 
 def find(dotted: str) -> tuple[Source, str]:

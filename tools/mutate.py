@@ -160,11 +160,8 @@ def _compiling(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    for side in (node.left, node.right):
-        is_number = isinstance(getattr(side, "value", None), int | float)
-        if isinstance(side, ast.JoinedStr | ast.Constant) and not is_number:
-            return True
-    return False
+    sides = [side for side in (node.left, node.right) if isinstance(side, ast.JoinedStr | ast.Constant)]
+    return any(not isinstance(getattr(side, "value", None), int | float) for side in sides)
 
 
 def lines_of_kernels(source: str) -> set[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import nbformat
@@ -27,13 +26,8 @@ def execute(path: Path) -> None:
     nbformat.write(notebook, path)
 
 
-def main(paths: list[Path]) -> None:
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for cells that begin with !
-    for path in paths:
-        start = time.monotonic()
-        execute(path)
-        print(f"{path.name}: {time.monotonic() - start:.0f} s", flush=True)
-
-
 if __name__ == "__main__":
-    main([*map(Path, sys.argv[1:])] or sorted((ROOT / "examples").glob("*.ipynb")))
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for cells that begin with !
+    for path in [*map(Path, sys.argv[1:])] or sorted((ROOT / "examples").glob("*.ipynb")):
+        execute(path)
+        print(path.name, flush=True)

@@ -26,20 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from bertrain.commands import docstrings
 
 ROOT = Path(__file__).parent.parent
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
 STEPS = 300
@@ -164,6 +155,17 @@ def theme_changes(page: Page, name: str) -> None:
     require(paper() == before, f"{name}: the theme does not go back")
 
 
+def choices_differ(page: Page, field: str, shown: Locator, name: str) -> None:
+    """Each choice of a field shows something else."""
+    select, seen = page.locator(field), []
+    for value in select.evaluate("node => [...node.options].map(option => option.value)"):
+        select.select_option(value)
+        page.wait_for_timeout(50)
+        seen.append(shown.inner_html())
+    require(len(set(seen)) == len(seen) > 1, f"{name}: two choices of {field} show the same")
+    select.select_option(index=0)
+
+
 def use_report(page: Page, name: str) -> None:
     """The controls of the page of a dataset."""
     answer, row = page.locator("#steps"), page.locator("#row")
@@ -175,13 +177,7 @@ def use_report(page: Page, name: str) -> None:
     require("above zero" in answer.inner_text(), f"{name}: rows of a step may be 0")
     page.fill("#calculator [name=batch]", "8")
     for field in ("position", "epoch", "seed", "policy", "show"):
-        select = page.locator(f"#browser [name={field}]")
-        shown = []
-        for value in select.evaluate("node => [...node.options].map(option => option.value)"):
-            select.select_option(value)
-            shown.append(row.inner_html())
-        require(len(set(shown)) == len(shown), f"{name}: two choices of {field} show the same")
-        select.select_option(index=0)
+        choices_differ(page, f"#browser [name={field}]", row, name)
     first = row.inner_html()
     page.click("#next")
     require(row.inner_html() != first, f"{name}: Next shows the same sample")
@@ -218,13 +214,7 @@ def use_runs(page: Page, name: str) -> None:
         require(shown() != before, f"{name}: {what} has no effect")
 
     for field in ("x", "part", "more"):
-        select, seen = page.locator(f"#axes [name={field}]"), []
-        for value in select.evaluate("node => [...node.options].map(option => option.value)"):
-            select.select_option(value)
-            page.wait_for_timeout(50)
-            seen.append(charts.inner_html())
-        require(len(set(seen)) == len(seen) > 1, f"{name}: two choices of {field} show the same")
-        select.select_option(index=0)
+        choices_differ(page, f"#axes [name={field}]", charts, name)
     for box in page.locator("#choose input").all():
         has_effect(box.uncheck, charts.inner_html, "leaving out a run")
         has_effect(box.check, charts.inner_html, "taking a run again")
@@ -278,15 +268,27 @@ def run(folder: Path, line: str) -> None:
 
 def make_pages(folder: Path) -> None:
     """Pages of a dataset with duplicates, of two short runs of which one grows, and of odd ones."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "runs.html").exists():
-        make_parts(folder)
+    docstrings.write(folder / "corpus.txt", 2_000_000)
+    run(folder, "bertdata train-tokenizer corpus.txt --vocab-size 2000 --out docstrings")
+    corpus = folder / "corpus.txt"
+    text = corpus.read_text(encoding="utf-8")
+    again = "\n\n".join(text.split("\n\n")[:200])
+    corpus.write_text(f"{text}\n\n{again}\n\n\u200b\n\nջուր and օդ and [MASK]\n\nհող and ջուր\n", encoding="utf-8")
+    run(
+        folder,
+        "bertdata build corpus.txt --out shards --tokenizer docstrings --validation 0.05 --dedup --sentences line",
+    )
+    (folder / "grown.toml").write_text("[[phase]]\nshare = 0.4\nlayers = 1\n\n[[phase]]\n", encoding="utf-8")
+    often = f"--steps {STEPS} --eval-every {STEPS // 6} --log-every 5 --save-every {STEPS}"
+    rows = "--model modernbert-tiny --length 64 --global-batch-size 32"
+    for out in ("whole", "grown --config grown.toml"):
+        run(folder, f"bertrain pretrain --data shards {rows} {often} --out {out}")
     run(folder, "bertdata inspect shards --html dataset.html")
     run(folder, "bertdata inspect shards --samples packed --length 8192 --html packed.html")
     make_close(folder)
     run(folder, "bertrain plot whole grown --html runs.html")
     odd = folder / ODD
-    odd.mkdir(exist_ok=True)
+    odd.mkdir()
     losses = [3.0, 2.9, math.nan, math.inf, 2.7, None, 2.5, 2.4, 2.3]
     steps = [{"step": number, "loss": loss, "lr": 0.1, "tokens": 64 * number} for number, loss in enumerate(losses, 1)]
     (odd / "log.jsonl").write_text("\n".join(map(json.dumps, steps)) + '\n{"step": 10, "lo', encoding="utf-8")
@@ -308,35 +310,16 @@ def make_close(folder: Path) -> None:
     (folder / "close.html").write_text(before + begin + changed + end + rest, encoding="utf-8")
 
 
-def make_parts(folder: Path) -> None:
-    docstrings.write(folder / "corpus.txt", 2_000_000)
-    run(folder, "bertdata train-tokenizer corpus.txt --vocab-size 2000 --out docstrings")
-    corpus = folder / "corpus.txt"
-    text = corpus.read_text(encoding="utf-8")
-    again = "\n\n".join(text.split("\n\n")[:200])
-    corpus.write_text(f"{text}\n\n{again}\n\n\u200b\n\nջուր and օդ and [MASK]\n\nհող and ջուր\n", encoding="utf-8")
-    run(
-        folder,
-        "bertdata build corpus.txt --out shards --tokenizer docstrings --validation 0.05 --dedup --sentences line",
-    )
-    (folder / "grown.toml").write_text("[[phase]]\nshare = 0.4\nlayers = 1\n\n[[phase]]\n", encoding="utf-8")
-    often = f"--steps {STEPS} --eval-every {STEPS // 6} --log-every 5 --save-every {STEPS}"
-    rows = "--model modernbert-tiny --length 64 --global-batch-size 32"
-    for out in ("whole", "grown --config grown.toml"):
-        run(folder, f"bertrain pretrain --data shards {rows} {often} --out {out}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or shutil.which("chromium"))
-    parser.add_argument("--keep", type=Path, help="directory for dataset and runs, which are used again")
     parser.add_argument("--pictures", type=Path, help="directory for pictures of the pages; without it, none are kept")
     options = parser.parse_args()
     require(options.chromium, "no chromium was found; apt-get install chromium, or give --chromium PATH")
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
-        folder = (options.keep or Path(temporary)).resolve()
+        folder = Path(temporary).resolve()
         make_pages(folder)
-        browser = playwright.chromium.launch(executable_path=options.chromium, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=options.chromium)
         check(browser, folder / "dataset.html", use_report, options.pictures)
         check(browser, folder / "packed.html", use_packed, None)
         check(browser, folder / "close.html", use_close, None)

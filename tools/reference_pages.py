@@ -71,13 +71,10 @@ def sources() -> dict[str, ast.Module]:
 
 
 def error_classes(modules: dict[str, ast.Module]) -> set[str]:
-    """BertdataError, the names of all classes below it, and BESIDE."""
+    """The names of BertdataError, of all classes below it, and BESIDE."""
     classes = [node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    names, size = {"BertdataError"}, 0
-    while len(names) > size:
-        size = len(names)
-        names |= {node.name for node in classes if {_last(base) for base in node.bases} & names}
-    return names | BESIDE
+    below = {node.name for node in classes if any(_last(base).endswith("Error") for base in node.bases)}
+    return below | {"BertdataError"} | BESIDE
 
 
 @functools.cache

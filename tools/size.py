@@ -1,6 +1,6 @@
 """Measure the size of the project, and compare it with its ceilings.
 
-    python tools/size.py                 lines of code by package, and functions of more than 60 lines
+    python tools/size.py                 lines of code by package
     python tools/size.py --check         fail if a size exceeds its ceiling in tools/ceilings.toml
 
 The check also fails for a function of more than 60 lines in the core of bertrain.
@@ -127,9 +127,6 @@ def main(check: bool) -> None:
         click.echo(f"\n{product}")
         for group, number in sorted(packages(product).items(), key=lambda pair: -pair[1]):
             click.echo(f"{number:>7,}  {group}")
-        for path in sorted((ROOT / product).rglob("*.py")):
-            for function, number in long_functions(path.read_text(encoding="utf-8")):
-                click.echo(f"{number:>7,}  {path.relative_to(ROOT)}: {function}, longer than {LONGEST} lines")
 
 
 if __name__ == "__main__":
