@@ -135,7 +135,7 @@ RUNS = "bert", "nsp", "packed", "lengths", "mix", "muon-bert", "grow", "elastic"
 def run(tmp_path_factory):
     """Runs scenarios by name, once each, in one folder; returns their results, name → result."""
     folder, results = tmp_path_factory.mktemp("frozen"), {}
-    freeze.write_inputs(folder)
+    freeze.prepare(folder)
     lines = {name: line for stage in freeze.scenarios() for name, line in stage.items()}
 
     def results_of(*names):
@@ -156,4 +156,3 @@ def test_a_build_gives_the_same_arrays_as_ever(run, build):
 def test_runs_give_the_same_figures_as_ever_but_for_rounding(run):
     run("wordpiece", "jsonl", "dedup", "bert", "modernbert")  # what the others read
     assert freeze.beyond(run(*RUNS)) == []
-    assert run("relations, resumed")["relations, resumed"] == run("relations")["relations"]

@@ -59,14 +59,11 @@ static void arm(int new_mode, const char *directory, int fd) {
 /* Writes an event for each change of the disk. No file is really synced. */
 void calls_record(const char *directory, int fd) { arm(RECORDING, directory, fd); }
 
-/* Fails the n-th call of some kinds, counted from 0, and those after it if `always`. Writes what it failed to fd. A
-   negative n fails none, and writes all. */
+/* Fails the n-th call of some kinds, counted from 0, and those after it if `always`. Writes what it failed to fd. */
 void calls_fail(const char *directory, int fd, long n, int error, int always, unsigned of_kinds) {
     nth = n, error_number = error, for_good = always, kinds = of_kinds;
     arm(FAILING, directory, fd);
 }
-
-long calls_seen(void) { return seen; }
 
 void calls_off(void) { mode = OFF; }
 
@@ -145,8 +142,8 @@ static int fails(unsigned kind, const char *name, const char *path) {
     if (!(kind & kinds)) return 0;
     pthread_mutex_lock(&lock);
     long number = seen++;
-    int is_failing = nth >= 0 && (number == nth || (for_good && number > nth));
-    if (nth < 0 || number == nth) {
+    int is_failing = number == nth || (for_good && number > nth);
+    if (number == nth) {
         Path line;
         int size = snprintf(line, sizeof line, "%u %s %s\n", kind, name, path);
         say(line, size < (int)sizeof line ? size : (int)sizeof line - 1);
@@ -199,9 +196,6 @@ int open(const char *name, int flags, ...) { PERMISSIONS return opening(real_ope
 int open64(const char *name, int flags, ...) { PERMISSIONS return opening(real_open, AT_FDCWD, name, flags, permissions); }
 int openat(int at, const char *name, int flags, ...) { PERMISSIONS return opening(real_open, at, name, flags, permissions); }
 int openat64(int at, const char *name, int flags, ...) { PERMISSIONS return opening(real_open, at, name, flags, permissions); }
-int creat(const char *name, mode_t permissions) {
-    return opening(real_open, AT_FDCWD, name, O_CREAT | O_WRONLY | O_TRUNC, permissions);
-}
 int __open_2(const char *name, int flags) { return opening(real_open, AT_FDCWD, name, flags, 0); }
 int __open64_2(const char *name, int flags) { return opening(real_open, AT_FDCWD, name, flags, 0); }
 int __openat64_2(int at, const char *name, int flags) { return opening(real_open, at, name, flags, 0); }
@@ -235,8 +229,6 @@ READING(READ, read, ssize_t, (int fd, void *to, size_t size), (fd, to, size), -1
 READING(READ, readv, ssize_t, (int fd, const struct iovec *to, int count), (fd, to, count), -1)
 READING(READ, pread, ssize_t, (int fd, void *to, size_t size, off_t offset), (fd, to, size, offset), -1)
 READING(READ, pread64, ssize_t, (int fd, void *to, size_t size, off64_t offset), (fd, to, size, offset), -1)
-READING(READ, preadv, ssize_t, (int fd, const struct iovec *to, int count, off_t offset), (fd, to, count, offset), -1)
-READING(READ, preadv64, ssize_t, (int fd, const struct iovec *to, int count, off64_t offset), (fd, to, count, offset), -1)
 READING(READ, preadv64v2, ssize_t, (int fd, const struct iovec *to, int count, off64_t offset, int flags), (fd, to, count, offset, flags), -1)
 READING(READ, __read_chk, ssize_t, (int fd, void *to, size_t size, size_t most), (fd, to, size, most), -1)
 READING(READ, __pread64_chk, ssize_t, (int fd, void *to, size_t size, off64_t offset, size_t most), (fd, to, size, offset, most), -1)
@@ -280,8 +272,6 @@ WRITING(write, (int fd, const void *from, size_t size), (fd, from, size), place_
 WRITING(writev, (int fd, const struct iovec *from, int count), (fd, from, count), place_of(fd))
 WRITING(pwrite, (int fd, const void *from, size_t size, off_t offset), (fd, from, size, offset), offset)
 WRITING(pwrite64, (int fd, const void *from, size_t size, off64_t offset), (fd, from, size, offset), offset)
-WRITING(pwritev, (int fd, const struct iovec *from, int count, off_t offset), (fd, from, count, offset), offset)
-WRITING(pwritev64, (int fd, const struct iovec *from, int count, off64_t offset), (fd, from, count, offset), offset)
 WRITING(sendfile, (int fd, int source, off_t *at, size_t size), (fd, source, at, size), place_of(fd))
 WRITING(sendfile64, (int fd, int source, off64_t *at, size_t size), (fd, source, at, size), place_of(fd))
 

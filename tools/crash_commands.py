@@ -5,24 +5,19 @@ Each reads from in/ and writes to out/, and to the cache. All inputs are tiny, a
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import importlib
-import io
 import json
 import os
 import re
-import shlex
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import campaign
-from soak import WORDS, write_text, write_vocab
+from forks import digests, run
+from inputs import write_inputs
 
 import bertdata
-from bertdata.errors import BertdataError
 from bertdata.format.arrays import digest
 from bertdata.format.manifest import MANIFEST, REPLACED
 from bertdata.format.records import read_record
@@ -34,10 +29,11 @@ from bertrain.lab.distillation import answers
 from bertrain.models.load import load_model
 
 WHOLE = 1000  # what is finished of a result that is complete
-LOCKS = re.compile(r"(.*\.)?lock")  # names of files that say nothing
-BUILD = "--tokenizer in/vocab.txt --sentences line --shard-size 1500 --validation 0.2 --workers 1"
-RUN = "--length 16 --global-batch-size 4 --lr 1e-2 --log-every 1 --eval-every 0 --seed 3 --optimizer adamw"
-TUNE = "--checkpoint in/run --epochs 1 --batch-size 8 --length 16"
+SHARDS = "--shard-size 1500 --validation 0.2"
+BUILD = f"--tokenizer in/vocab.txt --sentences line --workers 1 {SHARDS}"
+RUN = "--data in/shards --model in/plain.json --length 16 --global-batch-size 4 --lr 1e-2 --log-every 1 --eval-every 0 "
+RUN += "--seed 3 --optimizer adamw"
+TUNE = "--checkpoint in/run --epochs 1 --batch-size 24 --length 16"
 BUCKET = "s3://crash"
 Finished = Callable[[Path, Path], int]
 """finished(out, whole): how much of a result a reader takes as finished. Raises Half if something of it is not."""
@@ -49,15 +45,6 @@ class Half(Exception):
 
 
 # ----------------------------------------------------------------------------------------------------- what is finished
-
-
-def digests(directory: Path) -> dict[str, str]:
-    """Path → digest of each file below a directory; "" for a directory. Without locks."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        for path in directory.rglob("*")
-        if not LOCKS.fullmatch(path.name)
-    }
 
 
 def differing_files(whole: Path, found: Path) -> list[str]:
@@ -73,49 +60,41 @@ def differing_files(whole: Path, found: Path) -> list[str]:
     ]
 
 
-def _require_arrays(record: dict[str, str], places: list[Path], what: str) -> None:
-    for name, sha256 in record.items():
+def _require_arrays(arrays: dict[str, Any], places: list[Path], what: str) -> None:
+    for name, entry in arrays.items():
         path = next((place / name for place in places if (place / name).exists()), None)
-        if path is None or digest(path)[0] != sha256:
+        if path is None or digest(path)[0] != entry["sha256"]:
             raise Half(f"{what} names {name}, which is {'not there' if path is None else 'not whole'}")
 
 
-def of_dataset(name: str, staging: str = ".build") -> Finished:
+def of_dataset(out: Path, whole: Path) -> int:
     """The finished units, or WHOLE of a dataset. What is being replaced counts: its readers wait."""
-
-    def finished(out: Path, whole: Path) -> int:
-        directory = out / name
-        if (directory / MANIFEST).exists():
-            if faults := verify(directory):
-                raise Half(f"the dataset has faults: {faults[0]}")
-            return WHOLE
-        if (directory / REPLACED).exists():
-            return WHOLE
-        units = sorted((directory / staging).glob("unit-*.json"))
-        for path in units:
-            record = UnitRecord.read(path)
-            named = {
-                f"{shard.name}.{array}.npy": entry["sha256"]
-                for shard in record.shards.values()
-                for array, entry in shard.arrays.items()
-            }
-            _require_arrays(named, [directory / staging, directory], path.name)
-        return len(units)
-
-    return finished
+    directory = out / "new" / "it"
+    if (directory / MANIFEST).exists():
+        if faults := verify(directory):
+            raise Half(f"the dataset has faults: {faults[0]}")
+        return WHOLE
+    if (directory / REPLACED).exists():
+        return WHOLE
+    units = sorted((directory / STAGING).glob("unit-*.json"))
+    for path in units:
+        shards = UnitRecord.read(path).shards.values()
+        arrays = {f"{shard.name}.{name}.npy": entry for shard in shards for name, entry in shard.arrays.items()}
+        _require_arrays(arrays, [directory / STAGING, directory], path.name)
+    return len(units)
 
 
 def of_cache(out: Path, whole: Path) -> int:
     """The finished units of a teacher's cache."""
-    directory = out / "new" / "answers"
+    directory = out / "new" / "it"
     if (directory / answers.CACHE).exists():
         if faults := [*answers.verify(directory)]:
             raise Half(f"the cache has faults: {faults[0]}")
         return WHOLE
     units = sorted(directory.glob("unit-*.json"))
     for path in units:
-        named = {f"{path.stem}.{name}.npy": entry["sha256"] for name, entry in read_record(path)["arrays"].items()}
-        _require_arrays(named, [directory], path.name)
+        arrays = {f"{path.stem}.{name}.npy": entry for name, entry in read_record(path)["arrays"].items()}
+        _require_arrays(arrays, [directory], path.name)
     return len(units)
 
 
@@ -123,25 +102,19 @@ def of_checkpoints(pattern: str, results: str = "") -> Finished:
     """The finished models. results: pattern of files of JSON beside them."""
 
     def finished(out: Path, whole: Path) -> int:
-        number = 0
-        for path in sorted(out.glob(pattern)):
+        found = sorted((out / "new").glob(pattern))
+        for path in found:
             if fault := checkpoint.fault_of(path):
                 raise Half(f"{path.relative_to(out)}: {fault}")
-            number += 1
-        for path in out.glob(results) if results else ():
-            try:
-                json.loads(path.read_bytes())
-            except ValueError:
-                raise Half(f"{path.relative_to(out)} is no JSON") from None
-            number += 100
-        return number
+        others = [json.loads(path.read_bytes()) for path in (out / "new").glob(results)] if results else []
+        return len(found) + 100 * len(others)
 
     return finished
 
 
 def of_run(out: Path, whole: Path) -> int:
     """The step of the newest checkpoint. Older ones may be on their way out."""
-    newest = max((out / "new" / "run").glob("step-*"), default=None)
+    newest = max((out / "new" / "it").glob("step-*"), default=None)
     if newest and (fault := checkpoint.fault_of(newest)):
         raise Half(f"{newest.relative_to(out)}: {fault}")
     return int(newest.name[5:]) if newest else 0
@@ -165,7 +138,7 @@ def differing_runs(whole: Path, found: Path) -> list[str]:
 
     An old checkpoint, and a card that could not be renamed, may be left over until the next start.
     """
-    lines = campaign.differences(whole / "new" / "run", found / "new" / "run", is_asked=False)
+    lines = campaign.differences(whole / "new" / "it", found / "new" / "it", is_asked=False)
     later = ("checkpoints are kept", "README.md.tmp is only in the stopped one")
     return [f"{line}: one is left over" if line.endswith(later) else line for line in lines]
 
@@ -180,11 +153,6 @@ def _objects() -> dict[str, bytes]:
     store = stores.store_of(BUCKET)
     paths = [meta["path"] for some in obstore.list(store) for meta in some]
     return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
-
-
-def server() -> str:
-    """Its address."""
-    return os.environ["AWS_ENDPOINT_URL"]
 
 
 def of_bucket(out: Path, whole: Path) -> int:
@@ -211,116 +179,79 @@ def differing_objects(whole: Path, found: Path) -> list[str]:
 class Command(NamedTuple):
     """One command, or several that belong together."""
 
-    lines: tuple[str, ...]
+    lines: str
     finished: Finished
     differences: Differences = differing_files
-    before: tuple[str, ...] = ()  # made before, undisturbed
+    before: str = ""  # made before, undisturbed
     server: str = ""  # what the command does with the server: "reads" or "writes"
     kernels: bool = False  # whether its compiled loops can be loaded by running it, because it starts no other library
 
 
-NEW = "out/new"  # two directories deep, as the names of new directories can be lost, too
+NEW = "out/new/it"  # two directories deep, as the names of new directories can be lost, too
+TO = f"--out {NEW}"
 COMMANDS: dict[str, Command] = {
-    "build": Command(
-        (f"bertdata build in/text.txt --out {NEW}/shards {BUILD}",), of_dataset("new/shards"), kernels=True
-    ),
+    "build": Command(f"bertdata build in/english.txt {TO} {BUILD}", of_dataset, kernels=True),
     "overwrite": Command(
-        (f"bertdata build in/text.txt --out {NEW}/shards --overwrite {BUILD}",),
-        of_dataset("new/shards"),
-        before=(f"bertdata build in/other.txt --out {NEW}/shards {BUILD}",),
+        f"bertdata build in/english.txt {TO} --overwrite {BUILD}",
+        of_dataset,
+        before=f"bertdata build in/pages {TO} --documents file {BUILD}",
         kernels=True,
     ),
-    "dedup": Command(
-        (f"bertdata build in/text.txt in/other.txt --out {NEW}/shards --dedup {BUILD}",),
-        of_dataset("new/shards"),
-        kernels=True,
-    ),
+    "dedup": Command(f"bertdata build in/english.txt in/pages {TO} --dedup {BUILD}", of_dataset, kernels=True),
     "parts": Command(
-        (
-            f"bertdata build in/text.txt --out {NEW}/shards --part 1/2 {BUILD}",
-            f"bertdata build in/text.txt --out {NEW}/shards --part 2/2 {BUILD}",
-            f"bertdata build --out {NEW}/shards --finish",
-        ),
-        of_dataset("new/shards"),
+        f"bertdata build in/english.txt {TO} --part 1/2 {BUILD} ; "
+        f"bertdata build in/english.txt {TO} --part 2/2 {BUILD} ; bertdata build {TO} --finish",
+        of_dataset,
         kernels=True,
     ),
     "import": Command(
-        (f"bertdata import in/ids --tokenizer in/vocab.txt --out {NEW}/imported --shard-size 1500 --validation 0.2",),
-        of_dataset("new/imported"),
-        kernels=True,
+        f"bertdata import in/tokens.parquet --tokenizer in/vocab.txt {TO} {SHARDS}", of_dataset, kernels=True
     ),
-    "export": Command((f"bertdata export in/shards --out {NEW}/rows",), of_files("*.parquet")),
-    "push": Command((f"bertdata push in/shards {BUCKET}/pushed",), of_bucket, differing_objects, server="writes"),
-    "pull": Command((f"bertdata pull {BUCKET}/served {NEW}/copy",), of_dataset("new/copy"), server="reads"),
-    "pull-plain": Command((f"bertdata pull {BUCKET}/plain {NEW}/copy",), of_dataset("new/copy"), server="reads"),
+    "export": Command(f"bertdata export in/shards {TO}", of_files("*.parquet")),
+    "push": Command(f"bertdata push in/shards {BUCKET}/pushed", of_bucket, differing_objects, server="writes"),
+    "pull": Command(f"bertdata pull {BUCKET}/served {NEW}", of_dataset, server="reads"),
+    "pull-plain": Command(f"bertdata pull {BUCKET}/plain {NEW}", of_dataset, server="reads"),
     "pretrain": Command(
-        (
-            f"bertrain pretrain --data in/shards --model in/tiny.json --out {NEW}/run --steps 3 --save-every 1 "
-            f"--keep 2 --isolate-documents {RUN}",
-        ),
-        of_run,
-        differing_runs,
+        f"bertrain pretrain {RUN} {TO} --steps 3 --save-every 1 --keep 2 --isolate-documents", of_run, differing_runs
     ),
     "teacher": Command(
-        (
-            f"bertrain teacher --model in/run --data in/shards --out {NEW}/answers --top-k 4 --max-samples 24 "
-            "--unit-samples 8 --batch-size 8 --length 16 --seed 3",
-        ),
+        f"bertrain teacher --model in/run --data in/shards {TO} --top-k 4 --max-samples 24 --unit-samples 8 "
+        "--batch-size 8 --length 16 --seed 3",
         of_cache,
     ),
     "finetune": Command(
-        (f"bertrain finetune {TUNE} --train in/train.tsv --dev in/dev.tsv --out {NEW}/tuned --seeds 2",),
-        of_checkpoints("new/tuned/seed-*", "new/tuned/result.json"),
+        f"bertrain finetune {TUNE} --train in/train.tsv --dev in/dev.tsv {TO} --seeds 2",
+        of_checkpoints("it/seed-*", "it/result.json"),
     ),
     "suite": Command(
-        (f"bertrain suite glue --data in/glue --out {NEW}/suite --seeds 1 {TUNE}",),
-        of_checkpoints("new/suite/*/seed-*", "new/suite/**/result.json"),
+        f"bertrain suite glue --data in/glue {TO} --seeds 1 {TUNE}", of_checkpoints("it/*/seed-*", "it/**/result.json")
     ),
     "augment": Command(
-        (
-            "bertrain augment --checkpoint in/run --train in/train.tsv --copies 2 --candidates 2 "
-            "--out out/augmented.tsv",
-        ),
+        "bertrain augment --checkpoint in/run --train in/dev.tsv --copies 2 --candidates 2 --out out/augmented.tsv",
         of_files("augmented.tsv"),
     ),
-    "extract": Command(
-        (f"bertrain extract --checkpoint in/elastic --layers 1 --out {NEW}/small",), of_checkpoints("new/small")
-    ),
-    "merge": Command(
-        (f"bertrain merge in/run/step-00000001 in/run/step-00000002 --out {NEW}/merged",), of_checkpoints("new/merged")
-    ),
+    "extract": Command(f"bertrain extract --checkpoint in/elastic --layers 1 {TO}", of_checkpoints("it")),
+    "merge": Command(f"bertrain merge in/run/step-00000001 in/run/step-00000002 {TO}", of_checkpoints("it")),
 }
 INPUTS = {
-    "shards": f"bertdata build text.txt --out shards {BUILD.replace('in/', '')}",
-    "ids": "bertdata export shards --out ids",
-    "run": f"bertrain pretrain --data shards --model tiny.json --out run --steps 2 --save-every 1 --keep 9 {RUN}",
-    "elastic": f"bertrain pretrain --data shards --model tiny.json --out elastic --steps 1 --elastic layers=1:2 {RUN}",
+    "shards": f"bertdata build in/english.txt --out in/shards {BUILD}",
+    "run": f"bertrain pretrain {RUN} --out in/run --steps 2 --save-every 1 --keep 9",
+    "elastic": f"bertrain pretrain {RUN} --out in/elastic --steps 1 --elastic layers=1:2",
 }
 """What is made of the text, in this order; all are made of shards."""
 
 
-def make_inputs(folder: Path, names: list[str]) -> None:
-    """Writes what commands read into the present folder: text, labelled examples, and what they need of INPUTS."""
-    write_text(folder / "text.txt", 4200)
-    write_text(folder / "other.txt", 2000, seed=1)
-    size = len(write_vocab(folder / "vocab.txt").read_text().splitlines())
-    sizes = {"vocab_size": size, "hidden_size": 16, "intermediate_size": 16, "max_position_embeddings": 16}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    Path("tiny.json").write_text(json.dumps({"model_type": "bert"} | sizes | no_dropout))
-    Path("glue/CoLA").mkdir(parents=True, exist_ok=True)
-    for name, number in (("train.tsv", 12), ("dev.tsv", 6)):
-        rows = [" ".join(WORDS[(row + at) % len(WORDS)] for at in range(5)) for row in range(number)]
-        Path(name).write_text("".join(f"{row}\t{'river' in row}\n" for row in rows))
-        Path("glue/CoLA", name).write_text("".join(f"x\t{int('river' in row)}\t\t{row}\n" for row in rows))
-    needed = {name for command in names for line in COMMANDS[command].lines for name in re.findall(r"in/(\w+)", line)}
+def make_inputs(names: list[str]) -> int:
+    """Writes what commands read to in/: text, labelled examples, and what they need of INPUTS."""
+    write_inputs(Path("in"), 20)
+    Path("in/glue/CoLA").mkdir(parents=True)
+    for name in ("train.tsv", "dev.tsv"):
+        rows = [line.split("\t") for line in Path("in", name).read_text().splitlines()]
+        texts = [f"x\t{int(label == 'True')}\t\t{text}\n" for text, label in rows]
+        Path("in/glue/CoLA", name).write_text("".join(texts))
+    needed = {input for name in names for input in re.findall(r"in/(\w+)", COMMANDS[name].lines)}
     needed |= {"shards"} if needed & INPUTS.keys() or any(COMMANDS[name].server for name in names) else set()
-    for name, line in INPUTS.items():
-        if name in needed:
-            program, *words = shlex.split(line)
-            command = importlib.import_module("bertdata.cli" if program == "bertdata" else "bertrain.__main__").main
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                command(words, standalone_mode=False)
+    return run(" ; ".join(line for name, line in INPUTS.items() if name in needed))
 
 
 def load_kernels(folder: Path) -> None:
@@ -331,7 +262,7 @@ def load_kernels(folder: Path) -> None:
         load_model(path)
 
 
-def put_dataset(address: str, shards: Path) -> None:
+def put_dataset(shards: Path) -> None:
     """Empties the server, and puts a dataset there, with origins and without, which is pulled."""
     requests = [("POST", "/moto-api/reset", b""), ("PUT", "/crash", b"")]
     files = {str(path.relative_to(shards)): path.read_bytes() for path in sorted(shards.rglob("*")) if path.is_file()}
@@ -339,13 +270,5 @@ def put_dataset(address: str, shards: Path) -> None:
     requests += [("PUT", f"/crash/plain/{name}", files[name]) for name in files if not name.startswith("origins/")]
     kind = {"Content-Type": "application/octet-stream"}  # else it takes the content for a form
     for method, path, content in requests:
-        asked = urllib.request.Request(address + path, content, kind, method=method)
+        asked = urllib.request.Request(os.environ["AWS_ENDPOINT_URL"] + path, content, kind, method=method)
         urllib.request.urlopen(asked).close()
-
-
-def checked(finished: Finished, out: Path, whole: Path) -> tuple[int, str]:
-    """How much is finished, and what is wrong with it, if something is."""
-    try:
-        return finished(out, whole), ""
-    except (Half, BertdataError) as error:
-        return 0, str(error)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,9 @@ VARIANTS = ("all", "none", "cut", "torn", "zeros", "last")
 """Of the writes to a file since it was synced: all; none; the first half of them; these and half of the next one; the
 size, but zeros; the same, but the last write is there. No synced byte is lost."""
 LINK = b"\0symbolic link to "
+Content = tuple[int, int, int, str]
+"""Of a file: its number, how many writes are certain, how many there are, and which of VARIANTS the others are."""
+State = dict[str, Content | None]
 Tree = dict[str, bytes | None]
 """Path below the root → bytes of a file, or LINK and what a symbolic link names; None: a directory."""
 
@@ -81,13 +85,8 @@ class Disk:
         self.maps = [event.first for event in events if event.op == "m"]
         for event in events:
             self._take(event)
-        self._contents: dict[tuple[int, int, int, str], bytes] = {}
-        self._digests: dict[tuple[int, int, int, str], bytes] = {}
-        self._writes: dict[int, list[int]] = {}
-        for at, change in enumerate(self.changes):
-            if isinstance(change, Change) and change.kind == "bytes":
-                assert change.node is not None
-                self._writes.setdefault(change.node, []).append(at)
+        self._contents: dict[Content, bytes] = {}
+        self._digests: dict[Content, bytes] = {}
 
     def _new(self, *, is_directory: bool, content: bytes = b"") -> int:
         node = len(self.starts) + len(self._live)
@@ -151,33 +150,34 @@ class Disk:
 
     # ------------------------------------------------------------------------------------------------------- states
 
-    def pending(self, end: int) -> tuple[list[int], list[int]]:
-        """Of the first `end` changes those of names that no sync has made certain, and the files with such bytes."""
-        names, files = list[int](), dict[int, None]()
+    def pending(self, end: int) -> tuple[list[int], list[int], Counter[int]]:
+        """What no sync has made certain after the first `end` changes: of these those of names, and files with bytes.
+
+        And how many writes to each file are certain.
+        """
+        names, written, synced = list[int](), Counter[int](), Counter[int]()
         for at, change in enumerate(self.changes[:end]):
             if isinstance(change, int):
                 names = [other for other in names if change not in self._places(other)]
-                files.pop(change, None)
+                synced[change] = written[change]
             elif change.kind == "name":
                 names.append(at)
             elif change.node is not None:
-                files[change.node] = None
-        return names, [*files]
+                written[change.node] += 1
+        return names, [node for node, number in written.items() if number > synced[node]], synced
 
     def _places(self, at: int) -> set[int]:
         change = self.changes[at]
         assert isinstance(change, Change)
         return {change.place, change.gone[0] if change.gone else change.place}
 
-    def state(
-        self, end: int, lost: frozenset[int], variants: dict[int, str], synced: dict[int, int]
-    ) -> dict[str, tuple[int, int, int, str] | None]:
+    def state(self, end: int, lost: frozenset[int], variants: dict[int, str], synced: dict[int, int]) -> State:
         """Path → which bytes a file has; None: a directory. lost: changes of names that are not there.
 
         variants: of files with pending bytes. synced: file → how many of its writes are certain.
         """
         names = {place: dict(entries) for place, entries in self.names.items()}
-        written = dict.fromkeys(self.starts, 0)
+        written = Counter[int]()
         for at, change in enumerate(self.changes[:end]):
             if isinstance(change, int):
                 continue
@@ -190,7 +190,7 @@ class Disk:
                     names[change.place].pop(change.name, None)
                 else:
                     names[change.place][change.name] = change.node
-        found: dict[str, tuple[int, int, int, str] | None] = {}
+        found: State = {}
         stack = [("", 0)]
         while stack:
             path, place = stack.pop()
@@ -204,14 +204,14 @@ class Disk:
                     found[f"{path}{name}"] = node, written[node] if how == "all" else certain, written[node], how
         return found
 
-    def content(self, key: tuple[int, int, int, str]) -> bytes:
+    def content(self, key: Content) -> bytes:
         if key not in self._contents:
             node, certain, written, how = key
             content = bytearray(self.starts[node])
-            writes = [self.changes[at] for at in self._writes.get(node, [])[:written]]
+            changes = [change for change in self.changes if isinstance(change, Change) and change.kind == "bytes"]
+            writes = [change for change in changes if change.node == node][:written]
             pending = len(writes) - certain
             for number, change in enumerate(writes):
-                assert isinstance(change, Change)
                 data, is_pending = change.data, number >= certain
                 later = number - certain - pending // 2  # than the first half
                 if is_pending and (how == "none" or (how == "cut" and later >= 0) or (how == "torn" and later > 0)):
@@ -229,7 +229,7 @@ class Disk:
             self._contents[key] = bytes(content)
         return self._contents[key]
 
-    def digest(self, state: dict[str, tuple[int, int, int, str] | None]) -> str:
+    def digest(self, state: State) -> str:
         whole = hashlib.sha256()
         for path, key in sorted(state.items()):
             if key is not None and key not in self._digests:
@@ -237,43 +237,26 @@ class Disk:
             whole.update(path.encode() + b"\0" + (b"directory" if key is None else self._digests[key]))
         return whole.hexdigest()
 
-    def tree(self, state: dict[str, tuple[int, int, int, str] | None]) -> Tree:
+    def tree(self, state: State) -> Tree:
         return {path: None if key is None else self.content(key) for path, key in state.items()}
 
-    def states(self, end: int, most: int, draw: random.Random) -> Iterator[dict[str, tuple[int, int, int, str] | None]]:
+    def states(self, end: int, most: int, draw: random.Random) -> Iterator[State]:
         """At most so many different choices of what is lost, after the first `end` changes.
 
         First those in which nothing, all, or one thing is lost or kept, and in which the newest names are lost; then
         others at random.
         """
-        names, files = self.pending(end)
-        synced = self._synced(end)
-        choices = [*self._simple(names, files)]
+        names, files, synced = self.pending(end)
+        choices = dict.fromkeys(self._simple(names, files))
         if len(choices) > most:
-            choices = choices[:8] + draw.sample(choices[8:], max(0, most - 8))
-        seen, tries = set(), 0
-        while choices or (len(seen) < most and tries < 3 * most and (len(names) > 1 or len(files) > 1)):
-            tries += not choices
-            lost, variants = (
-                choices.pop(0)
-                if choices
-                else (
-                    frozenset(at for at in names if draw.random() < 0.5),
-                    tuple((file, draw.choice(VARIANTS)) for file in files),
-                )
-            )
-            if (lost, variants) not in seen:
-                seen.add((lost, variants))
-                yield self.state(end, lost, dict(variants), synced)
-
-    def _synced(self, end: int) -> dict[int, int]:
-        written, synced = dict[int, int](), dict[int, int]()
-        for change in self.changes[:end]:
-            if isinstance(change, int):
-                synced[change] = written.get(change, 0)
-            elif change.kind == "bytes" and change.node is not None:
-                written[change.node] = written.get(change.node, 0) + 1
-        return synced
+            first = [*choices]
+            choices = dict.fromkeys(first[:8] + draw.sample(first[8:], max(0, most - 8)))
+        tries = 3 * most if len(names) > 1 or len(files) > 1 else 0
+        while len(choices) < most and (tries := tries - 1) > 0:
+            lost = frozenset(at for at in names if draw.random() < 0.5)
+            choices[lost, tuple((file, draw.choice(VARIANTS)) for file in files)] = None
+        for lost, variants in choices:
+            yield self.state(end, lost, dict(variants), synced)
 
     @staticmethod
     def _simple(names: list[int], files: list[int]) -> Iterator[tuple[frozenset[int], tuple[tuple[int, str], ...]]]:
