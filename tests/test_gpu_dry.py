@@ -109,7 +109,6 @@ def test_a_step_needs_no_number(web, configs, monkeypatch, name, packed, options
     """Forward and backward pass, clipping and update, in half precision; weights have gradients in float32."""
     with fakes(monkeypatch, CPU):
         training = training_of(name, configs, web, CPU, isolate_documents=packed, **options)
-        training._has_buckets = True
         piece = micro_batch(name, web, CPU, packed=packed)
         sums = LossSums(["mlm"], CPU)
         sums.begin_step(torch.empty(1, dtype=torch.float64))

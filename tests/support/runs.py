@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 
 from bertdata.format.arrays import digest
 from bertrain import checkpoint
-from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import Stream
 from bertrain.evaluate import Evaluator
@@ -31,9 +30,11 @@ from bertrain.pretrain import Pretraining, main, pretrain
 from bertrain.ranks import World
 from bertrain.trainer import build_learner
 from support.commands import refused
+from support.limits import limits
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
-doctor.WARMUP_STEPS, doctor.TIMED_STEPS = 1, 1
+FEW_STEPS = limits(warmup_steps=1, timed_steps=1)
+FEW_STEPS.__enter__()
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
