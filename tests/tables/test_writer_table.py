@@ -7,6 +7,7 @@ pretrain, whose log has times, is in test_reliability.py and test_promises.py.
 import errno
 import os
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -37,15 +38,6 @@ class Writer(NamedTuple):
     calls: int = 20  # that fail, about
 
 
-class Given(NamedTuple):
-    text: object
-    ids: object
-    vocab: str
-    dataset: object
-    model: object
-    rows: object
-
-
 @pytest.fixture
 def given(tmp_path, vocab, dataset, bert_run):
     text, prefix = put(tmp_path / "in" / "text", make_text(4, seed=1)), tmp_path / "in" / "ids"
@@ -57,25 +49,22 @@ def given(tmp_path, vocab, dataset, bert_run):
         stack.enter_context(limits(threads_of_copies=1))
         stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(text / "no")))  # whose failures are no errors
         push(dataset.path, "s3://a/shards")
-        yield Given(text, prefix, vocab, dataset, bert_run / "step-00000002", rows)
+        model = bert_run / "step-00000002"
+        yield SimpleNamespace(text=text, ids=prefix, vocab=vocab, dataset=dataset, model=model, rows=rows)
+
+
+def building(**more):
+    return lambda given, out: build(given.text, out, tokenizer=given.vocab, **SMALL | more)
 
 
 def build_with_tables(given, out):
     with limits(most_listed=1):
-        build(given.text, out, tokenizer=given.vocab, **SMALL)
-
-
-def build_another(given, out):
-    build(given.text, out, tokenizer=given.vocab, test=0.3, **SMALL)
-
-
-def build_in_place(given, out):
-    build(given.text, out, tokenizer=given.vocab, overwrite=True, **SMALL)
+        building()(given, out)
 
 
 def build_parts(given, out):
     for part in ((1, 2), (0, 2)):
-        build(given.text, out, tokenizer=given.vocab, part=part, **SMALL)
+        building(part=part)(given, out)
     finish(out)
 
 
@@ -110,9 +99,9 @@ def teacher(given):
 
 
 WRITERS = [
-    Writer("build", lambda given, out: build(given.text, out, tokenizer=given.vocab, **SMALL), "manifest.json"),
+    Writer("build", building(), "manifest.json"),
     Writer("build, tables of shards", build_with_tables, "manifest.json"),
-    Writer("build, in place of another", build_in_place, "manifest.json", build_another),
+    Writer("build, in place of another", building(overwrite=True), "manifest.json", building(test=0.3)),
     Writer("build, in parts", build_parts, "manifest.json"),
     Writer("import", import_megatron, "manifest.json"),
     Writer("export", lambda given, out: export(given.dataset, out), ".parquet"),
