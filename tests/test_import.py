@@ -154,6 +154,8 @@ def of_rows():
         yield {name: content}, {"inputs": name if "arrow" in name else "."}, [[12, 13], [14, 15]]
     streams = [as_tables(each)["stream.arrow"] for each in (tables[0].slice(0, 4), tables[0].slice(4))]
     state = json.dumps({"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]}).encode()
+    for name, content in as_tables(pa.table({"input_ids": [[10], [11], [12], [99]]})).items():
+        yield {name: content}, {}, (*OUTSIDE, f"{name}, row 4: id 99 ")
     yield {"d/b.arrow": streams[0], "d/a.arrow": streams[1], "d/state.json": state}, {"inputs": "d"}, ROWS
 
 
@@ -171,10 +173,14 @@ IMPORTS = [  # files, options, documents or an error with its option and what it
     (megatron([[[*[10] * 70, -2]]], "int8"), {}, (*OUTSIDE, "a.bin, byte 70: id -2 ")),
     *[(EACH | {"a.idx": new}, {}, ("cut-short", "inputs", "a.idx")) for new in (INDEX[:20], INDEX[:-1], INDEX + b"5")],
     *[  # bytes 18 to 33 say how many follow, and the last length (50 to 53) how many ids
-        (EACH | {"a.idx": bytes(flipped)}, {}, ("cut-short" if 18 <= at < 34 else "not-of-format", "inputs", "a.idx"))
-        for at in range(0, len(INDEX), 3)
+        (EACH | {"a.idx": flipped}, {}, ("cut-short" if 18 <= at < 34 else "not-of-format", "inputs", "a.idx"))
+        for at in range(len(INDEX))
         if not 50 <= at < 54
         for flipped in [(int.from_bytes(INDEX, "little") ^ 128 << 8 * at).to_bytes(len(INDEX), "little")]
+    ],
+    *[  # the first document begins behind a sequence; the last ends before one
+        (EACH | {"a.idx": INDEX[:-at] + new + INDEX[1 - at :]}, {}, ("not-of-format", "inputs", "a.idx"))
+        for at, new in ((48, b"\1"), (8, b"\4"))
     ],
     (EACH | {"a.bin": EACH["a.bin"][:-2]}, {}, ("cut-short", "inputs", "a.bin")),
 ]
