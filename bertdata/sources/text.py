@@ -179,7 +179,7 @@ class _Buffer:
     def __init__(self, begin: int, block: int) -> None:
         """block: bytes that are read at a time."""
         self.begin = begin  # offset of the first byte in the input
-        self.is_at_head = begin == 0  # whether nothing but a byte order mark was dropped
+        self.is_at_head = begin == 0  # whether only a byte order mark was dropped
         self.is_end = False  # whether all of the input was read
         self._size = 0  # bytes that were read and not dropped
         self._memory, self._numbers = _memory(block + block // 4)
