@@ -26,7 +26,6 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata.cli import main
-from bertdata.format.verify import verify
 from bertrain.__main__ import COMMANDS as TRAINER
 from bertrain.__main__ import main as trainer
 from bertrain.commands import demo, docstrings
@@ -212,7 +211,7 @@ def test_a_dataset_has_the_ids_that_the_library_gives_added_tokens(tmp_path, cor
         content["added_tokens"] = [*there, *others] if added else []
     path = write(tmp_path / "changed.json", json.dumps(content))
     dataset = build([corpus], tmp_path / "out", tokenizer=str(path)).dataset
-    assert verify(dataset.path) == []
+    succeeds(main, "verify", dataset.path)
     library = Tokenizer.from_file(str(path))
     stored = Tokenizer.from_file(str(dataset.path / "tokenizer.json"))
     assert stored.get_vocab() == library.get_vocab()

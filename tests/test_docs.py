@@ -44,7 +44,6 @@ from transformers import BertConfig, BertForMaskedLM
 
 import bertdata
 from bertdata.cli import main as bertdata_command
-from bertdata.tokenize.load import load
 from bertrain.__main__ import main as bertrain_command
 from bertrain.models.families import PRESETS
 
@@ -338,7 +337,7 @@ def texts():
 
 def make_models():
     """Of a name on the hub, a directory with weights and a tokenizer."""
-    tokenizer = load("vocab.txt")
+    tokenizer = bertdata.Tokenizer.load("vocab.txt").loaded
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertForMaskedLM(BertConfig(vocab_size=tokenizer.special.vocab_size, **BERT)).save_pretrained("checkpoint")
