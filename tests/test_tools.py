@@ -27,25 +27,15 @@ def findings(*arguments):
     return {found["command"]: found for found in map(json.loads, printed)}
 
 
-SOME = pytest.mark.parametrize("commands", ["export", pytest.param("build,merge", marks=pytest.mark.slow)])
-
-
-@SOME
-def test_a_crash_loses_nothing(commands):
+@pytest.mark.parametrize("commands", ["export", pytest.param("build,merge", marks=pytest.mark.slow)])
+def test_neither_a_crash_nor_a_call_that_failed_loses_anything(commands):
     is_export = commands == "export"
     found = findings("states", "--only", commands, "--most", 12, "--replays", 1000 if is_export else 10)
-    assert found.keys() == {*commands.split(",")}
+    failed = findings("calls", "--only", commands, "--errors", "EIO,ENOSPC", "--every", 9 if is_export else 67)
+    assert found.keys() == failed.keys() == {*commands.split(",")}
     assert all(facts["states"] > 30 for facts in found.values())
     assert not is_export or found["export"]["covered"] == found["export"]["states"]
-
-
-@SOME
-def test_commands_go_on_after_a_call_that_failed(commands):
-    found = findings(
-        "calls", "--only", commands, "--errors", "EIO,ENOSPC", "--every", 9 if commands == "export" else 67
-    )
-    assert found.keys() == {*commands.split(",")}
-    assert all(facts["failed"] > 5 for facts in found.values())
+    assert all(facts["failed"] > 5 for facts in failed.values())
 
 
 @pytest.mark.slow
