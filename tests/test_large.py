@@ -147,13 +147,21 @@ def test_it_comes_back_from_a_bucket_as_it_went(bucket, large, tmp_path):
     bucket.put("large/shards.npy", b"no")
     with refuses("damaged", says="large/shards.npy"):
         pull(f"{bucket.url}/large", tmp_path / "other")
-    # a dataset with the id of another is not taken for it: a copy in the cache has the name of the id
-    bucket.put("large/shards.npy", (large.path / "shards.npy").read_bytes())
+
+
+def test_a_dataset_with_the_id_of_another_is_not_taken_for_it(bucket, large, cache, tmp_path):
+    """A copy in the cache and an index have the id in their names."""
+    push(large.path, f"{bucket.url}/large")
     reseal(large.path, lambda record: record.__setitem__("dataset_id", "0" * 64))
     bucket.put("large/manifest.json", (large.path / "manifest.json").read_bytes())
-    for copied in (lambda: push(large.path, f"{bucket.url}/b"), lambda: pull(f"{bucket.url}/large", tmp_path / "b")):
+    for take in (
+        lambda: push(large.path, f"{bucket.url}/b"),
+        lambda: pull(f"{bucket.url}/large", tmp_path / "b"),
+        lambda: Loader(bertdata.open(large.path), length=16, samples="packed"),
+    ):
         with refuses("damaged"):
-            copied()
+            take()
+    assert not [*cache.glob("*.json")]
 
 
 def test_damaged_tables_are_found(large):
@@ -182,14 +190,6 @@ WRONG = {
     "token_dtype": ["<u8"],
     "tokenizer": [["a"], "abc", {"tokenizer.json": 5}],
 }
-
-
-def test_an_id_of_another_dataset_gives_its_bearer_no_index(large, cache):
-    """Opening takes the id as it is stated, and the index of a dataset has it in its name."""
-    reseal(large.path, lambda record: record.update(dataset_id="0" * 64))
-    with refuses("damaged"):
-        Loader(bertdata.open(large.path), length=16, samples="packed")
-    assert list(cache.iterdir()) == []
 
 
 def test_a_manifest_that_breaks_a_rule_is_refused(large):
