@@ -19,7 +19,7 @@ BERT, ESM = (pytest.mark.parametrize("kind", kinds) for kinds in (["bert"], ["es
 
 @pytest.fixture
 def model(kind, configs, dataset):
-    """A model whose attention is everywhere, or in one layer only near, without dropout."""
+    """A model without dropout."""
     return model_of(configs[kind], dataset).eval()
 
 

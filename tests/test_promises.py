@@ -1,4 +1,4 @@
-"""What a newcomer tries: Ctrl-C, other options at a resume, the wrong column, a directory or a hub that is gone."""
+"""What stops a run and what it leaves: Ctrl-C, signals, memory that is used up, a reader or another machine."""
 
 import json
 import os
