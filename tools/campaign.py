@@ -309,7 +309,11 @@ def differences(whole: Path, stopped: Path, *, is_asked: bool) -> Iterator[str]:
     is_asked: whether a signal asked the second one to end after a step. Such a run has an entry of that step, too, and
     the next one is about fewer steps.
     """
-    yield from _differences_of_logs(whole, stopped, is_asked=is_asked)
+    expected, found = _entries(whole), _entries(stopped)
+    if is_asked:
+        expected, found = _without_early_ends(expected, found)
+    if line := differing_entries(expected, found):
+        yield line
     one, two = (max(run.glob("step-*"), default=None) for run in (whole, stopped))
     if (one and one.name) != (two and two.name):
         yield f"{one and one.name} -> {two and two.name}"
@@ -324,14 +328,6 @@ def differences(whole: Path, stopped: Path, *, is_asked: bool) -> Iterator[str]:
 def _entries(run: Path) -> list[Entry]:
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return [without_times(entry) for entry in entries if "stream" not in entry]
-
-
-def _differences_of_logs(whole: Path, stopped: Path, *, is_asked: bool) -> Iterator[str]:
-    expected, found = _entries(whole), _entries(stopped)
-    if is_asked:
-        expected, found = _without_early_ends(expected, found)
-    if line := differing_entries(expected, found):
-        yield line
 
 
 def _without_early_ends(expected: list[Entry], found: list[Entry]) -> tuple[list[Entry], list[Entry]]:

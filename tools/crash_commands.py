@@ -205,7 +205,7 @@ COMMANDS: dict[str, Command] = {
         kernels=True,
     ),
     "import": Command(
-        f"bertdata import in/tokens.parquet --tokenizer in/vocab.txt {TO} {SHARDS}", of_dataset, kernels=True
+        f"bertdata import in/tokens.idx --tokenizer in/vocab.txt {TO} {SHARDS}", of_dataset, kernels=True
     ),
     "export": Command(f"bertdata export in/shards {TO}", of_files("*.parquet")),
     "push": Command(f"bertdata push in/shards {BUCKET}/pushed", of_bucket, differing_objects, server="writes"),

@@ -45,7 +45,7 @@ TIMES = re.compile(r".*_s|seconds|data_wait|memory_bytes|mfu|apart_s")
 
 def run(lines: str) -> int:
     """Run command lines, joined by " ; ", in this process, each to its end. Return the first exit code but 0."""
-    return next(filter(None, [_run(line) for line in lines.split(" ; ")]), 0)
+    return next(filter(None, [_run(line) for line in lines.split(" ; ") if line]), 0)
 
 
 def _run(line: str) -> int:

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -403,10 +405,6 @@ def kept(results: dict[str, Result]) -> dict[str, Any]:
     return {"builds": builds, "runs": runs}
 
 
-def is_close(one: float | None, two: float | None, bound: float) -> bool:
-    return one is two or (one is not None and two is not None and abs(one - two) <= bound * max(abs(one), SMALLEST))
-
-
 def as_text(frozen: dict[str, Any]) -> str:
     """JSON with a line for each build and run."""
     parts = []
@@ -425,7 +423,8 @@ def beyond(results: dict[str, Result]) -> list[str]:
         bound, before = BOUND_OF_16_BITS if "16" in name else BOUND, frozen["runs"].get(name, {})
         for figure in after.keys() | before.keys():
             pairs = itertools.zip_longest(before.get(figure, []), after.get(figure, []))
-            apart = [f"{one} -> {two}" for one, two in pairs if not is_close(one, two, bound)]
+            close = functools.partial(math.isclose, rel_tol=bound, abs_tol=bound * SMALLEST)
+            apart = [f"{a} -> {b}" for a, b in pairs if a is not b and (None in (a, b) or not close(a, b))]
             lines += [f"{name}: {figure} {apart[0]}"] if apart else []
     return lines
 
