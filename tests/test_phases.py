@@ -437,8 +437,10 @@ def test_the_share_of_masked_tokens_in_evaluations_is_an_option(dataset, tmp_pat
     assert 3 < more / less < 5
 
 
-def test_what_no_run_can_do_is_refused_before_the_first_step(dataset, other, tmp_path):
+def test_what_no_run_can_do_is_refused_before_the_first_step(dataset, other, tmp_path, configs):
     """Among it words of a dataset that does not count them, and a base of layers that a model lacks."""
+    grown = {"phase": changing(0.5, layers=[1, None])}
+    late = {"layers": [1, 1, None], "trains": ["", r"layer\.1\.", ""]}
     one, old = str(dataset.path), shutil.copytree(dataset.path, tmp_path / "old")
     manifest = read_record(old / "manifest.json")
     del manifest["counts"]["words"]
@@ -450,6 +452,13 @@ def test_what_no_run_can_do_is_refused_before_the_first_step(dataset, other, tmp
         (one, {"steps": 1, "rope_base_local": 1e4, "model": "modernbert-tiny"}, "unsupported", "rope_base_local"),
         (one, {"phase": [first, first | {"data": [one, str(other.path)], "weights": third}]}, "malformed", "shards"),
         (one, {"phase": [first, first | {"data": [one, one], "weights": [1, 2]}]}, "conflict", "shards"),
+        (one, {"phase": changing(0.5, layers=[1, 1])}, "out-of-range", "layers"),
+        (one, {"phase": changing(0.3, 0.6, layers=[2, 1, None])}, "out-of-range", "layers"),
+        (one, {"phase": changing(0.5, layers=[3, None])}, "out-of-range", "layers"),
+        (one, {"phase": changing(0.3, 0.6, layers=[1, 5, None])}, "out-of-range", "layers"),
+        (one, {"phase": changing(0.3, 0.6, **late), "steps": 4}, "no-match", "trains"),
+        (one, {"phase": changing(0.5, trains=["", "embedings"])}, "no-match", "trains"),
+        *((one, grown | {"model": configs[name]}, "unsupported", "layers") for name in ("albert", "esm", "xlm")),
     ):
         refused_run(data, tmp_path / "run", **QUIET | options, kind=kind, option=option)
         assert not (tmp_path / "run" / "log.jsonl").exists()

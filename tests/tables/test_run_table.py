@@ -36,7 +36,7 @@ RUNS = {
     "longformer": {"model": "longformer"},  # parts of whose encoder get no gradient
     "muon": {"optimizer": "muon", "muon_rate": 4.0, "model": "modernbert-tiny"},
     "stableadamw": {"optimizer": "stableadamw"},
-    "lamb": {"optimizer": "lamb"},
+    "lamb": {"optimizer": "lamb", "lr_scale": ["embeddings=0", "Norm=2"]},
     "bf16": {"precision": "bf16"},
     "fp16": {"precision": "fp16"},
     "phases": {"phase": changing(0.5, length=[32, 48], global_batch_size=[4, 6], mlm_probability=[0.3, 0.15])},
