@@ -75,22 +75,19 @@ def test_a_card_has_what_the_hub_reads_and_the_numbers_of_the_run(trained, datas
     assert len(names["tokenizer"]) == dataset.special_tokens.vocab_size
 
 
-def test_a_card_says_on_which_rows_its_loss_was_measured(dataset, tmp_path):
-    """Of a checkpoint in a phase with other rows than the phase that was evaluated, too."""
-    options = {"model": TINY, "steps": 8, "eval_every": 3, "eval_masking": 0.2, "phase": changing(0.5, length=[16, 32])}
-    train(dataset.path, tmp_path, **options)
-    for step, evaluated, length in ((5, 3, 16), (8, 8, 32)):
-        rows = cells(tmp_path / f"step-{step:08d}")
-        assert rows["after step"] == str(evaluated)
-        assert f" rows of {length} tokens of the validation split, 20% " in rows["measured on"]
-
-
-def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
+def test_a_card_says_on_which_rows_its_loss_was_measured_and_names_no_directories(
+    dataset, bert_run, tmp_path, monkeypatch
+):
+    """Also of a checkpoint in a phase with other rows than the phase that was evaluated."""
     monkeypatch.chdir(tmp_path)
     data, start = (os.path.relpath(path) for path in (dataset.path, bert_run))
-    phases = [{"share": 0.5}, {"share": 0.5, "length": 16}]
-    train(data, tmp_path / "run", init=start, steps=2, phase=phases, eval_every=0)
-    text = (tmp_path / "run" / "step-00000002" / "README.md").read_text()
+    options = {"init": start, "steps": 8, "eval_every": 3, "eval_masking": 0.2, "phase": changing(0.5, length=[16, 32])}
+    train(data, tmp_path / "run", **options)
+    for step, evaluated, length in ((5, 3, 16), (8, 8, 32)):
+        rows = cells(tmp_path / "run" / f"step-{step:08d}")
+        assert rows["after step"] == str(evaluated)
+        assert f" rows of {length} tokens of the validation split, 20% " in rows["measured on"]
+    text = (tmp_path / "run" / "step-00000008" / "README.md").read_text()
     assert "/" not in "".join(line for line in text.splitlines() if line.startswith(("| phase", "| --init")))
     assert "| --init | run |" in text
     assert text.count(f" | `{dataset.dataset_id}`, ") == 2

@@ -13,7 +13,7 @@ from support.commands import refused, refuses, succeeds, tuning
 from support.data import built, byte_level_bpe, make_text, write_labelled
 from support.disk import write
 from support.families import DECODERS, VARIANTS, fast
-from support.runs import last_checkpoint, learner, train, train_twice
+from support.runs import last_checkpoint, learner, train
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import bertdata
@@ -89,9 +89,13 @@ def test_tokens_of_a_tokenizer_take_roles_and_texts_get_them_as_rows_do(dataset,
 def test_a_decoder_attends_to_both_sides_wherever_its_checkpoint_is_loaded(decoder, dataset, tmp_path, name, capsys):
     from sentence_transformers import SentenceTransformer
 
-    train(dataset.path, tmp_path / "run", init=str(decoder(name)), **OPTIONS)
+    train(dataset.path, tmp_path / "run", init=str(decoder(name)), lora="r=2,alpha=2", **OPTIONS)
     last = last_checkpoint(tmp_path / "run")
     assert f"AutoModelForCausalLM.from_pretrained({str(last)!r})" in capsys.readouterr().out
+    card, of_adapter = (last / "README.md").read_text(), [path.read_text() for path in last.glob("adapter/README.md")]
+    assert "AutoModelForCausalLM" in card
+    assert "transformers 5.2 and newer versions read it; in older" in card
+    assert ["config.is_causal = False" in text for text in of_adapter] == [True] * ("without" not in name)
     text = "a dog sees the old tree by the river, and a cat"
     rows = AutoTokenizer.from_pretrained(last)(text, return_tensors="pt")
     encoder, positions = learner(load_model(last), isolate=True).eval(), torch.arange(rows["input_ids"].shape[1])[None]
@@ -110,16 +114,6 @@ def test_a_decoder_attends_to_both_sides_wherever_its_checkpoint_is_loaded(decod
             differs = (both[0].hidden_states[-1] != both[1].hidden_states[-1]).any(-1)[0]
             assert differs[place - 1]
             assert differs[place + 1]
-
-
-def test_a_decoder_learns_packed_and_other_rows_in_phases_with_an_adapter(decoder, dataset, tmp_path):
-    phases = [{"share": 0.5, "length": 16, "rope_base": 1e4}, {"rope_base": 2e4}]
-    options = {"init": str(decoder("phi3")), "lora": "r=2,alpha=2", "steps": 4, "eval_every": 0, "phase": phases}
-    train_twice(dataset.path, tmp_path / "run", 2, **options)
-    card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
-    assert "AutoModelForCausalLM" in card
-    assert "transformers 5.2 and newer versions read it; in older" in card
-    assert "config.is_causal = False" in (last_checkpoint(tmp_path / "run") / "adapter" / "README.md").read_text()
 
 
 def test_a_decoder_is_fine_tuned_for_what_transformers_has_a_head_for(decoder, dataset, tmp_path):
