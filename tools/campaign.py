@@ -451,7 +451,7 @@ def prepare(said: Path) -> None:
 @click.option("--only", type=int, help="Make this run alone, and keep its directories.")
 def main(count: int, seed: int, out: Path, minutes: float, ranks: str, steps: int, only: int | None) -> None:
     """Training runs of options drawn at random, killed twice and resumed, compared with undisturbed ones to the bit."""
-    began, out = time.monotonic(), out.resolve()
+    out = out.resolve()
     inputs, said = out / "inputs", out / "said"
     os.environ |= QUIET | {"BERTDATA_CACHE": str(out / "cache")}
     shutil.rmtree(inputs, ignore_errors=True)
@@ -459,7 +459,7 @@ def main(count: int, seed: int, out: Path, minutes: float, ranks: str, steps: in
     os.chdir(inputs)
     prepare(said)
     again = [sys.executable, *sys.argv[:1], "--seed", seed, "--ranks", ranks, "--steps", steps, "--out", out, "--only"]
-    words = Counter[str]()
+    words, began = Counter[str](), time.monotonic()
     for number in range(count) if only is None else [only]:
         if time.monotonic() > began + 60 * minutes:
             break
