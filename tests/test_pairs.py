@@ -188,21 +188,6 @@ def test_a_checkpoint_needs_a_tokenizer_with_a_mask(bert_like, file, tmp_path):
     refused(evaluate.main, *arguments, kind="tokenizer-unreadable", option="checkpoint")
 
 
-def test_it_is_pairs_or_shards(bert_like, file, dataset):
-    data, given = ["--data", dataset.path], ["--pairs", file]
-    for arguments, kind, option in (
-        ([], "missing", "data"),
-        (data + given, "conflict", "data"),
-        ([*given, "--length", 8], "conflict", "length"),
-        ([*given, "--split", "test"], "conflict", "split"),
-        ([*given, "--show", 3], "conflict", "show"),
-        ([*data, "--score", "sum"], "conflict", "score"),
-        ([*data, "--split", "none", "--length", 8], "no-split", "split"),
-        ([*data, "--length", 200], "too-long", "length"),
-    ):
-        refused(evaluate.main, "--checkpoint", bert_like, *arguments, kind=kind, option=option)
-
-
 # -------------------------------------------------------------------------------------------------------- what is shown
 
 

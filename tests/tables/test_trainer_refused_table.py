@@ -18,6 +18,7 @@ PLAIN = {  # command → arguments that make sense, after which those of a row c
     "finetune": "--checkpoint run --train data.tsv --dev data.tsv --out out --seeds 1 --epochs 1",
     "augment": "--checkpoint run --train data.tsv --out out.tsv",
     "suite": "--checkpoint run --out out --seeds 1 --epochs 1",
+    "evaluate": "--checkpoint run",
     "extract": "--checkpoint run --out out",
     "search": "--checkpoint run --data shards --out out --latency 1s",
     "teacher": "--model run --data shards --out out --length 32 --max-samples 9",
@@ -41,14 +42,23 @@ REFUSED = {  # kind and option of the error → command lines
     "malformed lora": ["finetune --lora 8"],
     "malformed out": ["augment --out out.csv"],
     "missing separator": ["finetune --task multilabel --separator ''"],
-    "conflict length": ["finetune --length 2"],
+    "missing data": ["evaluate"],
+    "conflict data": ["evaluate --data shards --pairs data.tsv"],
+    "conflict length": ["finetune --length 2", "evaluate --pairs data.tsv --length 8"],
+    "conflict split": ["evaluate --pairs data.tsv --split test"],
+    "conflict show": ["evaluate --pairs data.tsv --show 3"],
+    "conflict score": ["evaluate --data shards --score sum"],
+    "no-split split": ["evaluate --data shards --split none --length 8"],
     "conflict lora": [f"finetune --lora r=2,alpha=2 {more}" for more in ("--from-scratch", "--freeze all")]
     + [f"{LORA},target=decoder"],
     "conflict label": ["augment --task pairs", "augment --train single.tsv"],
     "conflict recipe": ["teacher --recipe modernbert-base", "pretrain --recipe tiny --config bert.json"],
     "conflict objective": ["pretrain --model bert.json --objective mlm+nsp --isolate-documents"],
     "needs-option grow_by": ["pretrain --model bert.json --grow-by fresh"],
-    "too-long length": [f"{words} --length 600" for words in ("finetune", "teacher", f"{TEACHER} modernbert-tiny")],
+    "too-long length": [
+        f"{words} --length 600"
+        for words in ("finetune", "teacher", "evaluate --data shards", f"{TEACHER} modernbert-tiny")
+    ],
     "too-short-to-mask mlm_probability": ["teacher --mlm-probability 0.001"],
     "no-match lora": [f"{LORA},target=qurey"],
     "no-match lr_scale": ["pretrain --model bert.json --lr-scale embedings=0.1", f"{LORA} --lr-scale embeddings=0.1"],
