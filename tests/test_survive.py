@@ -34,12 +34,13 @@ def read(path, samples, policy):
 
 
 def test_every_flip_of_some_bytes_is_detected(tmp_path, vocab, cache, request):
-    """And every cut, of a dataset with all arrays; --every 1 takes all bytes. `make bounds` checks all indices too."""
+    """And every cut, of a dataset with all arrays and origins. --every 1 takes all bytes; `make bounds` has all indices."""
     every, draw = request.config.getoption("--every"), random.Random(0)
     options = {"words": "support.data:in_pairs", "sentences": "line", "shard_size": 1500, "validation": 0.3}
     path = built(tmp_path, make_text(4), tokenizer=vocab, **options).path
-    for file in sorted(each for each in path.iterdir() if each.is_file()):
-        whole, is_array, name = file.read_bytes(), file.suffix == ".npy", file.name.split(".")[0]
+    for file in sorted(each for each in path.rglob("*") if each.is_file()):
+        whole, name = file.read_bytes(), file.name.split(".")[0]
+        is_array = file.suffix == ".npy" and file.parent == path
         flips = []
         for at in {0, len(whole) - 2, *range(draw.randrange(every), len(whole), every)}:
             flips.append(bytearray(whole))
