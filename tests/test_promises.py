@@ -1,6 +1,5 @@
 """What stops a run and what it leaves: Ctrl-C, signals, memory that is used up, a reader or another machine."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import invoke, refuses, waited
-from support.disk import write
-from support.families import SIZES
-from support.runs import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, train
+from support.runs import QUIET, at_step, changing, entries, flags, learner_of, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint, pretrain
@@ -99,14 +96,6 @@ def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp
     limit(stale_s=0)
     with refuses("other-stream", "out"):
         checkpoint.wait_until_seen(path.with_name("step-00000003"))
-
-
-@pytest.mark.slow
-def test_dropout_is_said_to_depend_on_ranks(dataset, tmp_path):
-    config = write(tmp_path / "config.json", json.dumps(SIZES | {"model_type": "bert", "hidden_dropout_prob": 0.3}))
-    arguments = flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 1, "model": config})
-    out, _ = on_ranks(2, "bertrain.pretrain", arguments)
-    assert any(line.startswith("warning: ") and "dropout" in line for line in out.splitlines())
 
 
 def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, finished):

@@ -34,7 +34,7 @@ def read(path, samples, policy):
 
 
 def test_every_flip_of_some_bytes_is_detected(tmp_path, vocab, cache, request):
-    """And every cut, of a dataset with all arrays and origins. --every 1 takes all bytes; `make bounds` has all indices."""
+    """And every cut, of all arrays and the origins; --every 1 takes all bytes. `make bounds` checks all indices too."""
     every, draw = request.config.getoption("--every"), random.Random(0)
     options = {"words": "support.data:in_pairs", "sentences": "line", "shard_size": 1500, "validation": 0.3}
     path = built(tmp_path, make_text(4), tokenizer=vocab, **options).path
