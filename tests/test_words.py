@@ -418,7 +418,8 @@ def test_no_word_is_left_to_merging_if_tokens_are_made_in_order():
     model = json.loads(tokenizer.files[TOKENIZER])["model"]
     fields = model_tables(model, model["vocab"], byte_level=True)
     tables = namedtuple("Tables", ["trie", "symbols", "pairs"])(*map(fields.get, ("trie", "symbols", "pairs")))
-    for word in set(re.findall("[A-Za-zäï水]+", TEXT)):
+    known = sorted({*re.findall("[A-Za-zäï水]+", TEXT)})  # each of which is a token
+    for word in (one[1:] + other[:2] for one, other in itertools.product(known, repeat=2)):
         data, chain = np.frombuffer(word.encode() + b"a", np.uint8), np.zeros(len(word.encode()) + 1, np.int64)
         count = cut(data, data.size - 1, tables, chain, np.zeros(9, np.uint64))
         assert fields["symbol_ids"][chain[:count]].tolist() == tokenizer.library.encode(word).ids != []
@@ -541,6 +542,7 @@ CHOSEN = st.lists(st.sampled_from([*CHARACTERS, "'s", "'LL", "'ve", "  ", "\n\n"
 @given(text=CHOSEN.map("".join))
 @example(text="a" * 3000 + " b" + "c" * 1021)
 @example(text="'" * 62 + "'ſs" + " 'll")
+@example(text="a" * 61 + "'lla" + "a" * 61 + "'vea" + "a" * 61 + "'rea")
 def test_many_characters_of_any_kinds_are_cut_apart_or_not(name, text):
     assert_exact(kind(name), [text])
 
