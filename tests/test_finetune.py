@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from support.commands import json_of, refused, refuses, succeeds, tuning
 from support.data import BAD, GOOD, write_labelled
 from support.disk import contents, recorded, write
@@ -309,22 +308,20 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
     assert not disk.pending
 
 
-BROKEN = {"model.safetensors": "weights-missing", "tokenizer.json": "model-unreadable"}
-BROKEN |= {"tokenizer_config.json": "tokenizer-lacks-token"}
+BROKEN = [  # a file of a checkpoint, what is changed in it, or None for no file; and the kind of error
+    ("config.json", {"num_hidden_layers": 3}, "weights-missing"),
+    ("tokenizer.json", None, "model-unreadable"),
+    ("tokenizer_config.json", {"pad_token": None}, "tokenizer-lacks-token"),
+]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_checkpoint_that_is_not_complete_is_refused(source, tmp_path, name):
-    broken = shutil.copytree(source, tmp_path / "broken", ignore=shutil.ignore_patterns("checkpoint.json"))
-    some = {name: weight for name, weight in weights_in(source).items() if "layer.1." not in name}
-    settings = json.loads((source / "tokenizer_config.json").read_bytes()) | {"pad_token": None}
-    (broken / name).unlink()
-    if name == "model.safetensors":
-        save_file(some, broken / name, {"format": "pt"})
-    elif name == "tokenizer_config.json":
-        write(broken / name, json.dumps(settings))
+@pytest.mark.parametrize(("name", "changed", "kind"), BROKEN)
+def test_a_checkpoint_that_is_not_complete_is_refused(source, tmp_path, name, changed, kind):
+    broken = shutil.copytree(source, tmp_path / "broken", ignore=shutil.ignore_patterns("checkpoint.json", name))
+    if changed:
+        write(broken / name, json.dumps(json.loads((source / name).read_bytes()) | changed))
     arguments = tuning(broken, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
-    refused(main, "finetune", *arguments, kind=BROKEN[name], option="checkpoint", given=str(broken))
+    refused(main, "finetune", *arguments, kind=kind, option="checkpoint", given=str(broken))
 
 
 # ------------------------------------------------------------------------------------------------------------- teachers

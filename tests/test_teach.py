@@ -145,14 +145,22 @@ OTHERS = {  # options of another cache: what the error names
 }
 
 
-def test_a_cache_belongs_to_its_samples_and_its_teacher(dataset, big, caches, bert_run, tmp_path):
+def test_a_cache_belongs_to_its_samples_and_its_teacher(dataset, corpus, vocab, big, caches, bert_run, tmp_path):
     """It is not continued for others, and no student of other samples learns from it."""
     before = contents(caches["few"])
     for change, named in (OTHERS | {f"--model {bert_run}": "teacher.sha256"}).items():
         given = ask(dataset, big, caches["few"], "--variants", VARIANTS, *change.split())
         refused(main, *given, kind="other-settings", option="out", says=named)
-    known = {"teacher_cache": caches["few"], "option": "teacher_cache", "kind": "other-stream", "says": "seed 0 → 1"}
-    refused_run(dataset.path, tmp_path / "run", steps=2, data_seed=1, **known)
+    build([corpus], tmp_path / "same", tokenizer=vocab)
+    build([corpus], tmp_path / "other", vocab_size=60)
+    known = {"teacher_cache": caches["few"], "model": TINY, "kind": "other-stream", "option": "teacher_cache"}
+    for data, seed, named in (
+        (dataset.path, 1, "seed 0 → 1"),
+        (tmp_path / "same", 0, "dataset_id "),
+        (tmp_path / "other", 0, "tokenizer "),
+    ):
+        refused_run(data, tmp_path / "run", data_seed=seed, **known, says=named)
+    refused_run(tmp_path / "other", tmp_path / "run", teacher=big, kind="tokenizer-differs")
     assert contents(caches["few"]) == before
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
@@ -232,18 +240,6 @@ def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_
     succeeds(main, *ask(dataset, big, cache, "--variants", VARIANTS))
     train(dataset.path, tmp_path / "run", **QUIET, teacher_cache=str(cache), steps=2)
     assert '"rule": 1' in (tmp_path / "run" / "log.jsonl").read_text()
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
-
-
-def test_another_dataset_or_tokenizer_is_refused(dataset, corpus, vocab, big, caches, tmp_path):
-    build([corpus], tmp_path / "same", tokenizer=vocab)
-    build([corpus], tmp_path / "other", vocab_size=60)
-    known = {"kind": "other-stream", "option": "teacher_cache"}
-    for name, named in (("same", "dataset_id "), ("other", "tokenizer ")):
-        refused_run(tmp_path / name, tmp_path / "run", teacher_cache=caches["few"], model=TINY, **known, says=named)
-    refused_run(tmp_path / "other", tmp_path / "run", teacher=big, kind="tokenizer-differs")
 
 
 @pytest.mark.parametrize("command", ["pretrain", pytest.param("doctor", marks=pytest.mark.slow)])
