@@ -1,8 +1,9 @@
-"""Tasks of fine-tuning: what files give, what is wrong in them, rows and labels, and measures as known programs do."""
+"""Tasks of fine-tuning: what files give, what is wrong in them, rows and labels, measures as known programs, suites."""
 
 import gzip
 import json
 import math
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn
-from support.commands import refuses
-from support.data import byte_level_bpe
-from support.disk import put, write
+from support.commands import json_of, refused, refuses, succeeds
+from support.data import BAD, GOOD, byte_level_bpe
+from support.disk import before_rename, put, write
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from bertrain.__main__ import main
+from bertrain.lab.suite import SUITES
 from bertrain.lab.tasks import TASKS, Columns, Example, metrics, spans
 
 
@@ -524,3 +527,66 @@ def test_a_question_with_several_answers_is_right_if_all_of_them_are(tmp_path, t
     scores = answers.score(logits, data.gold)
     assert (scores["accuracy"], scores["exact_match"]) == (pytest.approx(4 / 5), pytest.approx(2 / 3))
     assert scores["f1"] == pytest.approx(4 / 5)  # two of three right answers are found, and nothing else
+
+
+# ------------------------------------------------------------------------------------------------------------- suites
+
+
+def tuning_of(checkpoint, data, out):
+    """The arguments of a suite, of one seed and one epoch."""
+    return ["--checkpoint", checkpoint, "--data", data, "--out", out, "--seeds", 1, "--epochs", 1]
+
+
+ENTAILED = {"premise": "the river", "hypothesis": "a river", "label": "neutral"}
+SUPERGLUE = {"BoolQ": {"question": "is it", "passage": "the river", "label": True}, "CB": ENTAILED, "COPA": COPA}
+SUPERGLUE |= {"MultiRC": multirc(1, 0), "RTE": ENTAILED, "WiC": WIC, "WSC": OF_BOARD}
+CLUE = {
+    "csl_public": {"id": 1, "abst": "river light", "keyword": ["salt", "水"], "label": "1"},
+    "cluewsc2020": wsc("床，它很软", "床", "它"),
+}
+PARTS = {"superglue": ("train.jsonl", "val.jsonl"), "clue": ("train.json", "dev.json")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "row_of"), [("superglue", SUPERGLUE), ("clue", CLUE | {"c3": None})])
+def test_a_suite_of_json_runs_in_its_own_layout(bert_run, tmp_path, name, row_of):
+    data = tmp_path / name
+    for folder, row in row_of.items():
+        for part in PARTS[name]:
+            for start in ("",) if row else ("d-", "m-"):
+                put(data / folder / f"{start}{part}", rows(row, row) if row else c3(["the river"], "light"))
+    result = json_of(main, "suite", name, *tuning_of(bert_run, data, tmp_path / "out"))
+    assert list(result["tasks"]) == [folder.lower().removesuffix("_public") for folder in row_of]
+    for task, measures in result["tasks"].items():
+        assert all(f"dev_{metric}" in measures for metric in SUITES[name][task].metrics.split())
+
+
+def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
+    """And holds its directory until its results are written."""
+    data, out, busy = tmp_path / "glue", tmp_path / "out", {"kind": "busy", "given": str(os.getpid())}
+    for split in ("train", "dev"):
+        write(data / "cola" / f"{split}.tsv", *[f"gj04\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD])
+        rows = [f"{number}\tlight\t{text}\t{text in GOOD}" for number, text in enumerate(GOOD + BAD)]
+        write(data / "RTE" / f"{split}.tsv", "index\tsentence1\tsentence2\tlabel", *rows)
+    rows = "0\tlight\tsalt\tx\tneutral", "1\tsalt\tsalt\tx\tno", "2\tsalt"
+    write(data / "MNLI" / "train.tsv", "index\tsentence1\tsentence2\tlabel1\tgold_label", *rows)
+    for part in ("matched", "mismatched"):
+        rows = "0\tlight\tsalt\tneutral", "1\tlight\tsalt\t-"
+        write(data / "MNLI" / f"dev_{part}.tsv", "index\tsentence1\tsentence2\tgold_label", *rows)
+    write(data / "wnli", "a file of this name is no task")
+    arguments, refusals = ["suite", "glue", *tuning_of(bert_run, data, out)], []
+    with before_rename("out/result.json", lambda: refusals.append(refused(main, *arguments, **busy))):
+        done = succeeds(main, *arguments)
+    assert [refusal.sentence.partition(" by ")[0] for refusal in refusals] == [f"{out} is in use"]
+    for name in ("cola mcc", "rte accuracy", "mnli accuracy", "mnli mismatched accuracy", "sst2, mrpc, stsb, qqp"):
+        assert name in done.output
+    assert all(f"{name}: 1 row" in done.stderr for name in ("MNLI/train.tsv", "dev_matched.tsv"))
+    result = json_of(main, *arguments)
+    assert json.loads((out / "result.json").read_bytes()) == result
+    assert list(result["tasks"]) == ["cola", "mnli", "rte"]
+    assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
+    assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
+    refused(main, "suite", "clue", *arguments[2:], kind="out-exists", option="out")
+    seed = out / "cola" / "seed-0"
+    assert json.loads((seed / "seed.json").read_text())["of"]["the measure"] == "mcc"
+    assert set(json.loads((seed / "config.json").read_text())["label2id"]) == {"0", "1"}
