@@ -1,7 +1,7 @@
 """Where words of the rules of GPT-2 and Llama 3 begin, 64 bytes at a time, without an automaton.
 
 A character of several bytes is looked up in a table of code points and sets its bits like the others. A window of text
-ends before a character whose normal form the rule may take for another kind. tests/ compares with the automaton.
+ends before a character whose normal form the rule may take for another kind. The tests compare with `tokenizers`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ where merging takes time in its square.
 
 Tokens are numbered as *symbols*: first the 256 bytes, and these at the end of a word if the model marks it, then the
 tokens that merges make, in the order of these merges. A symbol is *sorted* if the two that it is made of have lower
-numbers and are sorted; a few of some vocabularies are not, and a word that has one is merged. tests/reference/ has
-merging as the reference implementation.
+numbers and are sorted; a few of some vocabularies are not, and a word that has one is merged. The tests
+compare with `tokenizers`, which merges.
 """
 
 from __future__ import annotations
