@@ -5,8 +5,6 @@ import re
 import tracemalloc
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from support.commands import invoke, refused, refuses, succeeds
@@ -219,27 +217,3 @@ def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_pa
     said, _ = on_ranks(2, "bertrain", ["augment", *common, tmp_path / "two.tsv"])
     assert said.count("100 rows and") == 1
     assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
-
-
-CONTENTS = {
-    "tsv": 'say "no"\t7\t1\nnaïve 水\t\t0\n',
-    "csv": 'text,more,label\n"say ""no"", twice",7,1\n"two\nlines",,0\n',
-    "jsonl": '{"text": "naïve 水", "more": [1, null], "label": 1.5}\n{"text": "b", "label": 0, "x": {}}\n',
-    "parquet": pa.table({"text": ["a", "b"], "more": [[1], None], "label": [1.5, 2.0]}),
-}
-
-
-@pytest.mark.parametrize("kind", CONTENTS)
-def test_files_keep_their_format_and_columns(tmp_path, kind):
-    path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
-    if kind == "parquet":
-        pq.write_table(CONTENTS[kind], path)
-    else:
-        path.write_text(CONTENTS[kind])
-    roles = {"text": "0", "label": "label" if kind == "jsonl" else "-1"}
-    table = tables.read(str(path), roles)
-    tables.write(out, table, (row for _, row in table.rows))
-    assert out.read_bytes() == path.read_bytes() or kind == "parquet"
-    assert tables.read(str(out), roles).rows == table.rows
-    if kind == "parquet":
-        assert pq.read_schema(out) == pq.read_schema(path)

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from support.disk import before_rename, put, write
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from bertrain.__main__ import main
+from bertrain.lab import tables
 from bertrain.lab.suite import SUITES
 from bertrain.lab.tasks import TASKS, Columns, Example, metrics, spans
 
@@ -358,6 +360,26 @@ def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_toge
         read, (warning,) = TASKS[name](Columns(**columns, skip=True)).read(path)
         assert "2 rows left out" in warning
         assert len(read) == 1
+
+
+CONTENTS = {
+    "tsv": 'say "no"\t7\t1\nnaïve 水\t\t0\n',
+    "csv": 'text,more,label\n"say ""no"", twice",7,1\n"two\nlines",,0\n',
+    "jsonl": '{"text": "naïve 水", "more": [1, null], "label": 1.5}\n{"text": "b", "label": 0, "x": {}}\n',
+    "parquet": pa.table({"text": ["a", "b"], "more": [[1], None], "label": [1.5, 2.0]}),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_files_keep_their_format_and_columns(tmp_path, kind):
+    path, out = Path(written(tmp_path / f"a.{kind}", CONTENTS[kind])), tmp_path / f"b.{kind}"
+    roles = {"text": "0", "label": "label" if kind == "jsonl" else "-1"}
+    table = tables.read(str(path), roles)
+    tables.write(out, table, (row for _, row in table.rows))
+    assert out.read_bytes() == path.read_bytes() or kind == "parquet"
+    assert tables.read(str(out), roles).rows == table.rows
+    if kind == "parquet":
+        assert pq.read_schema(out) == pq.read_schema(path)
 
 
 # ------------------------------------------------------------------------------------------------------------- labels
