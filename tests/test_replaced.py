@@ -1,6 +1,9 @@
-"""Replaced token detection: losses of an independent loop, draws, checkpoints of the discriminator."""
+"""Replaced token detection and masked diffusion: losses of independent loops, draws, checkpoints, an example."""
 
 import json
+import math
+import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import torch
 from reference import keys
 from support import runs
 from support.commands import invoke
+from support.data import ROOT
 from support.families import SMALL, assert_isolated, packed_rows
 from support.runs import CPU, PLAIN, QUIET, TINY, flags, last_checkpoint, plain_adamw, refused_run, run_of, train
 from transformers import AutoModel, AutoTokenizer, ElectraForPreTraining
@@ -148,3 +152,37 @@ def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path,
     model = run.trainer.learner.objectives["discriminator"].encoder.model
     assert model.config.rope_parameters["full_attention"]["rope_theta"] == 777.0
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+# ---------------------------------------------------------------------------------------------------- masked diffusion
+
+DIFFUSION = QUIET | {"objective": "diffusion", "masking": "uniform", "steps": 4}
+
+
+def test_a_step_of_masked_diffusion_has_the_loss_and_the_gradient_of_transformers(dataset, tmp_path):
+    entry = train(dataset.path, tmp_path / "run", **DIFFUSION)[0]
+    config = Config.make(data=str(dataset.path), out=str(tmp_path / "x"), length=32, global_batch_size=6, **DIFFUSION)
+    model, special = run_of(config).trainer.learner.model.train(), dataset.special_tokens
+    batch = next(build_loader(config, dataset))
+    ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels)
+    is_masked = labels != bertdata.IGNORE_INDEX
+    assert (ids[is_masked] == special.mask).all()
+    may_be_masked = ~torch.isin(ids.where(~is_masked, labels), torch.tensor([*special.special_ids, special.unk]))
+    total = right = torch.zeros(())
+    for row, places in enumerate(may_be_masked.sum(1)):
+        output = model(input_ids=ids[None, row], labels=labels[None, row])  # the mean over the masked tokens
+        total = total + output.loss * places
+        right = right + (output.logits[0].argmax(-1) == labels[row])[is_masked[row]].float().mean() * places
+    (total / may_be_masked.sum()).backward()
+    expected = [each.item() / may_be_masked.sum().item() for each in (total, right)]
+    expected.append(torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf).item())
+    assert [entry[name] for name in ("loss", "accuracy", "grad_norm")] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_example_of_masked_diffusion_fills_in_half_of_a_row(dataset, tmp_path, monkeypatch, capsys):
+    train(dataset.path, tmp_path / "run", **DIFFUSION | {"length": 64})
+    monkeypatch.setattr(sys, "argv", ["denoise", str(last_checkpoint(tmp_path / "run")), str(dataset.path)])
+    runpy.run_path(str(ROOT / "examples" / "denoise.py"), run_name="__main__")
+    hidden = [line.count("[MASK]") for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    assert hidden == sorted(hidden, reverse=True)
+    assert (len(hidden), hidden[0] > 9, hidden[-1]) == (5, True, 0)
