@@ -240,8 +240,5 @@ def test_a_dataset_that_cannot_fill_a_row_is_refused(tmp_path, roles, sentences,
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], sentences)], special=special))
     with refuses(kind, option):
         Loader(dataset, length=8, **{"masking": None} | options)
-
-
-def test_two_documents_are_enough_for_pairs(tmp_path):
-    two = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3, 8, 3], [2, 4], [2, 4])]))
+    two = bertdata.open(write_dataset(tmp_path / "two", [([7, 3, 8, 3], [2, 4], [2, 4])]))
     assert Loader(two, length=8, samples="pairs").num_samples == 2

@@ -1,44 +1,26 @@
 """The text section of docs/format.md in plain Python: a file's bytes → its documents, line by line."""
 
-import codecs
 import csv
 import io
 import json
 import re
-
-_replaced = 0
-
-
-def _count(error):
-    global _replaced
-    _replaced += 1
-    return "\ufffd", error.end
-
-
-codecs.register_error("bertdata_count", _count)
+from itertools import groupby
 
 
 def decode(data):
     """The text with U+FFFD for what is invalid, as UTF-8, and how many that took."""
-    global _replaced
-    _replaced = 0
-    return data.decode("utf-8", "bertdata_count").encode(), _replaced
+    text = data.decode("utf-8", "replace").encode()
+    return text, text.count("\ufffd".encode()) - data.count("\ufffd".encode())
 
 
 def lines(data):
     """(place of the first byte, line without its ending) of each line."""
     found, start = [], 0
-    for piece in _split(data):
+    for piece in io.BytesIO(data):
         ended = piece.endswith(b"\n")
         found.append((start, piece.removesuffix(b"\n").removesuffix(b"\r") if ended else piece))
         start += len(piece)
     return found
-
-
-def _split(data):
-    pieces = [piece + b"\n" for piece in data.split(b"\n")]
-    pieces[-1] = pieces[-1].removesuffix(b"\n")
-    return [piece for piece in pieces if piece]
 
 
 def is_blank(line):
@@ -63,13 +45,8 @@ def documents(data, kind):
     elif kind == "line":
         groups = [[each] for each in numbered if not is_blank(each[1])]
     else:
-        groups = [[]]
-        for each in numbered:
-            if not is_blank(each[1]):
-                groups[-1].append(each)
-            elif groups[-1]:
-                groups.append([])
-        groups = [group for group in groups if group]
+        runs = groupby(numbered, lambda each: is_blank(each[1]))
+        groups = [[*run] for are_blank, run in runs if not are_blank]
     return [(group[0][0], b"\n".join(line for _, line in group)) for group in groups]
 
 

@@ -44,17 +44,6 @@ def split_at(ids, end_token):
     return [document for document in documents if document]
 
 
-def special_counts(ids, special, vocab_size):
-    """The counts of the kernel count_special, and what it returns."""
-    counts = [0] * len(special)
-    for index, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            return counts, index
-        if token in special:
-            counts[special.index(token)] += 1
-    return counts, -1
-
-
 def split_of(document, validation, test):
     """The split of a document whose ids are stored as uint16."""
     return keys.split(packed(document, "uint16"), validation=validation, test=test)

@@ -17,8 +17,7 @@ def best_fit(sizes, capacity):
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         fitting = [row for row in changed if room[row] >= sizes[number]]
         if fitting:
-            least = min(room[row] for row in fitting)
-            row = [r for r in fitting if room[r] == least][-1]
+            row = min(reversed(fitting), key=room.__getitem__)
             changed.remove(row)
         else:
             row = len(rows)
