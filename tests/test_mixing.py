@@ -41,9 +41,13 @@ def test_the_log_has_the_tokens_and_epochs_of_each_source(mix, mixed, dataset, o
         assert entry["tokens"] == 32 * sum(counts)
 
 
-def test_each_source_is_evaluated_as_if_it_were_alone(mix, tmp_path):
-    log = train(mix, tmp_path / "run", steps=3, eval_every=0, save_every=3, model="bert-tiny")
+def test_each_source_with_a_validation_split_is_evaluated_as_if_it_were_alone(mix, tmp_path, vocab, capsys):
+    built(tmp_path, make_text(20, seed=9), tokenizer=vocab, validation=0)
+    data = [[mix[0][0], 7], [mix[1][0], 3], [str(tmp_path / "shards"), 1]]
+    log = train(data, tmp_path / "run", steps=3, save_every=3, model="bert-tiny")
+    assert f"warning: {tmp_path / 'shards'} " in capsys.readouterr().out
     entry = log[-1]
+    assert list(entry["validation_sources"]) == [path for path, _ in mix]
     for path, _ in mix:
         arguments = ["--checkpoint", tmp_path / "run" / "step-00000003", "--data", path]
         alone = json_of(evaluate_main, *arguments)
@@ -53,14 +57,6 @@ def test_each_source_is_evaluated_as_if_it_were_alone(mix, tmp_path):
     for name in ("loss", "accuracy"):
         assert entry[f"validation_{name}"] == pytest.approx(0.7 * parts[0][name] + 0.3 * parts[1][name])
     assert entry["validation_targets"] == parts[0]["targets"] + parts[1]["targets"]
-
-
-def test_a_source_without_a_validation_split_is_left_out(mix, tmp_path, vocab, capsys):
-    built(tmp_path, make_text(20, seed=9), tokenizer=vocab, validation=0)
-    log = train([mix[0], [str(tmp_path / "shards"), 1]], tmp_path / "run", steps=1, model="bert-tiny")
-    assert list(log[-1]["validation_sources"]) == [mix[0][0]]
-    assert log[-1]["validation_loss"] == pytest.approx(log[-1]["validation_sources"][mix[0][0]]["loss"])
-    assert f"warning: {tmp_path / 'shards'} " in capsys.readouterr().out
 
 
 def test_the_loss_by_frequency_is_that_of_the_mix(dataset, other, mixed):
