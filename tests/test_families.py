@@ -168,7 +168,7 @@ def test_an_encoder_without_heads_is_a_start_and_half_an_encoder_is_none(configs
 ISOLATED = [name for name in SMALL | VARIANTS if FAMILIES[name.split()[0]].isolation]
 
 
-@pytest.mark.parametrize("name", fast(ISOLATED, "roberta", "mpnet", *DECODERS))
+@pytest.mark.parametrize("name", fast(ISOLATED, "roberta", "mpnet", "esm", "esm with positions", *DECODERS))
 def test_packed_documents_are_what_they_are_apart(configs, dataset, name):
     weights, (ids, positions) = built(configs[name], dataset).eval(), packed_rows()
     apart = hidden_one_by_one(weights, ids)

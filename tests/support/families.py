@@ -11,6 +11,7 @@ from bertrain.lab.distillation.taps import READABLE
 from bertrain.models.families import FAMILIES, PRESETS
 from bertrain.models.load import new_model
 from bertrain.objectives import OBJECTIVES
+from support.data import SPECIAL
 
 SIZES = {
     "hidden_size": 32,
@@ -102,8 +103,9 @@ def four_rows(dataset, first=0, *, device="cpu", **options):
 
 
 def packed_rows():
-    """Two rows of three documents each: ids and positions, int64 [2, 32]."""
+    """Two rows of three documents each, with no, few or many masks: ids and positions, int64 [2, 32]."""
     ids = torch.randint(5, 80, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    ids[0, [14, 20, 24, 25, 26, 27, 28]] = ids[1, :4] = SPECIAL.mask
     return ids, torch.cat([torch.arange(n) for n in LENGTHS]).expand(2, -1)
 
 
