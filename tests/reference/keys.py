@@ -261,15 +261,13 @@ def mask(
     masked_below, random_below = round(2**32 * shares[0]), round(2**32 * (shares[0] + shares[1]))
     changed = list(row)
     for t in places:
-        low_bits = span_low_bits = draw(k, t) % 2**32
-        if policy == "span":
-            first = t
-            while first - 1 in places:
-                first -= 1
-            span_low_bits = draw(k, first) % 2**32
-        if span_low_bits < masked_below:
+        first = t
+        while policy == "span" and first - 1 in places:
+            first -= 1
+        low_bits = draw(k, first) % 2**32
+        if low_bits < masked_below:
             changed[t] = mask_id
-        elif span_low_bits < random_below:
+        elif low_bits < random_below:
             if policy == "span":
                 changed[t] = pool[below32(draw(k, t), len(pool))]
             else:
