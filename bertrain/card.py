@@ -1,4 +1,4 @@
-"""README.md of a checkpoint: a model card as the Hugging Face hub reads it, with the facts that a run knows.
+"""The model card of a checkpoint: a README.md in the format of the Hugging Face hub, with the facts of its run.
 
 The user adds the license and the language of the texts. A card is written once, with its checkpoint, and
 checkpoint.json does not list it, so it may be edited.
@@ -21,7 +21,7 @@ import bertdata
 from bertrain.models.families import add_names_of_4, auto_class, family_of
 
 CARD = "README.md"
-READS_IS_CAUSAL = "5.2"  # the first transformers that lets a decoder attend to both sides by its configuration
+READS_IS_CAUSAL = "5.2"  # the first transformers in which a setting lets a decoder attend to both sides
 _TEXT = """\
 ---
 library_name: transformers
@@ -63,11 +63,11 @@ def content(
     head: str | None = None,
     parts: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> bytes:
-    """Return the card of a directory with a model.
+    """Return the model card of a directory with a model.
 
-    name: of the directory, and the title if no title is given. about: what the model is. config: of the model.
-    head: the class of transformers that loads it, if it has no head that predicts tokens. parts: further facts:
-    heading → the rows of a table.
+    name: the name of the directory, and the title if no title is given. about: a description of the model. config: the
+    configuration of the model. head: the class of transformers that loads it, if it has no head that predicts tokens.
+    parts: more facts, as heading → rows of a table.
     """
     tables = ""
     for heading, part in parts.items():

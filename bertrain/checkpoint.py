@@ -58,10 +58,10 @@ INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
 
 
 class Content(NamedTuple):
-    """The content of a checkpoint without the model's configuration: tensors that may change, or a copy of them."""
+    """What a checkpoint contains besides the model's configuration: live tensors, or a copy of them."""
 
     weights: Mapping[str, torch.Tensor]  # the state dict of a model
-    objects: Mapping[str, Any]  # by file name: what torch.save writes
+    objects: Mapping[str, Any]  # file name → the object that torch.save writes
     files: Mapping[str, bytes]
 
 
@@ -85,16 +85,16 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, methods: Se
 
 @contextmanager
 def publish(target: Path) -> Iterator[Path]:
-    """Give a temporary directory to write a model into; then sync it, add the index, and rename it to `target`.
+    """Yield a temporary directory for a model. On exit, sync it, add the index, and rename it to `target`.
 
-    Raises OSError or BuildError if there is no room. After an error before the renaming, a directory of this name is as
-    it was.
+    Raises OSError or BuildError if there is no room. If an error occurs before the renaming, an existing `target` is
+    unchanged.
     """
     temporary = target.with_name(f".{target.name}{TEMPORARY}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with naming(target):
-            make_directory(target.parent)  # also that of a run, should somebody have removed it
+            make_directory(target.parent)  # and the directory of the run, if somebody removed it
             temporary.mkdir()
             yield temporary
             _seal(temporary)
@@ -111,7 +111,7 @@ def publish(target: Path) -> Iterator[Path]:
 
 
 def _seal(directory: Path) -> None:
-    """Sync all files of a directory, then write the index, which has the size and the digest of each."""
+    """Sync all files of a directory, then write the index: the size and the SHA-256 of each file."""
 
     def fail(error: OSError) -> None:
         raise error  # os.walk would ignore it
@@ -131,7 +131,7 @@ def _seal(directory: Path) -> None:
 
 
 def fault_of(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None. Raises DatasetError if it cannot be read now."""
+    """Return why a checkpoint is damaged or incomplete, or None. Raises DatasetError if it cannot be read now."""
     try:
         files = json.loads((path / INDEX).read_bytes())["files"]
         if "config.json" not in files or not any(name.endswith(".safetensors") for name in files):
@@ -155,9 +155,9 @@ def objective_tensors(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
-    """Load the optimizer's moments and the parameters of objectives; the settings stay those of this run.
+    """Load the optimizer's moments and the parameters of objectives. The settings of this run stay unchanged.
 
-    Never unpickles (weights_only). Raises DatasetError if they are damaged, or of other parameters.
+    Never unpickles (weights_only). Raises DatasetError if the files are damaged or belong to other parameters.
     """
     try:
         if names := objective_tensors(learner).keys():
@@ -169,7 +169,7 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
         for old, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
             old |= {name: value for name, value in group.items() if name != "params"}
         optimizer.load_state_dict(saved)
-    except Exception as error:  # torch raises any for bytes that are damaged
+    except Exception as error:  # for damaged bytes, torch raises any exception
         if is_out_of_memory(error) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
             raise
         reason = " ".join(str(error).split()[:30])
@@ -181,28 +181,28 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
 
 
 STEP, LAST, DAMAGED = "step-", "last", "damaged-"
-STALE_S = 65.0  # a machine may see the files of another machine only after so many seconds (NFS: 60)
-LAUNCH = ".launch"  # the file of a run directory with the id of the launch of torchrun that made it
+STALE_S = 65.0  # seconds until a machine sees new files of a different machine (NFS: 60)
+LAUNCH = ".launch"  # a file in a run directory: the id of torchrun's launch that made the directory
 _RUN_FILES = r"\..*|.*\.(out|log|toml|tmp)|run\.json|log\.jsonl|record-id|tensorboard|wandb|last|(step|damaged)-.*"
 """The files that a run directory without a checkpoint may have."""
 
 
 def directory_of(config: Config) -> Path:
-    """Return the directory of a run: --out, or a new one below runs/. Called on rank 0.
+    """Return the directory of a run: --out, or a new one in runs/. Called on rank 0.
 
-    A restart of the same launch of torchrun gets the directory of that launch again.
+    If torchrun restarts its processes, they get the same directory again.
     """
     if config.out:
         return Path(config.out)
     first, launch = Path(default_out(config)).absolute(), os.environ.get("TORCHELASTIC_RUN_ID", "")
-    launch += f" of process {os.getppid()}" * (launch == "none")  # without --rdzv-id all launches have this one
+    launch += f" of process {os.getppid()}" * (launch == "none")  # the same for all launches without --rdzv-id
     if launch and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         runs = [path for path in first.parent.glob(f"*/{LAUNCH}") if path.read_text() == launch]
         if runs:
             return max(runs, key=lambda path: path.stat().st_mtime).parent
     make_directory(first.parent)
     while True:
-        with suppress(FileExistsError):  # of another launch, just now
+        with suppress(FileExistsError):  # a different launch just made this directory
             (run := free(first)).mkdir()
             write_file(run / LAUNCH, launch.encode())
             return run
@@ -219,7 +219,7 @@ def remove_unused(run: Path, made: bool) -> None:
 
 
 def free(path: Path) -> Path:
-    """Return the first of NAME, NAME-2, NAME-3 and so on that does not exist."""
+    """Return the first path of NAME, NAME-2, NAME-3 and so on that does not exist."""
     paths = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
     return next(each for each in paths if not each.exists())
 
@@ -245,7 +245,7 @@ def require_new(out: str) -> Path:
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, the newest first. Raises OSError if they cannot be listed."""
+    """Return the checkpoints of a run, newest first. Raises OSError if they cannot be listed."""
     try:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError):
@@ -255,7 +255,7 @@ def _checkpoints(run: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """Return the step of a checkpoint, from its name."""
+    """Return the step in the name of a checkpoint."""
     return int(path.name.removeprefix(STEP))
 
 
@@ -280,9 +280,9 @@ def _first_complete(paths: Sequence[Path], option: str) -> tuple[Path | None, li
 
 
 def wait_until_seen(path: Path) -> str:
-    """Return the SHA-256 of a checkpoint's index, once this machine sees it. Raises DatasetError after a while."""
+    """Return the SHA-256 of a checkpoint's index, once this machine sees it. Raises DatasetError after a time limit."""
     run, end = path.parent, time.monotonic() + STALE_S
-    while not (run.is_dir() and os.listdir(run) and (path / INDEX).is_file()):  # listing makes NFS ask its server
+    while not (run.is_dir() and os.listdir(run) and (path / INDEX).is_file()):  # listing makes NFS query its server
         if time.monotonic() > end:
             sentence = f"this rank does not see {path}, but rank 0 does; give an --out that all machines share"
             raise DatasetError(sentence, "other-stream", option="out", given=str(run))
@@ -291,10 +291,10 @@ def wait_until_seen(path: Path) -> str:
 
 
 def choose(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint of a run, and warnings. Read every byte of it. The caller holds the lock.
+    """Return the newest complete checkpoint of a run, and warnings. Reads every byte of it. The caller holds the lock.
 
-    Newer ones, which are damaged, are renamed; unfinished ones are removed. Raises DatasetError if no checkpoint
-    is complete, or one cannot be read now: a run never starts from the beginning in a directory with checkpoints.
+    Damaged newer checkpoints are renamed, and unfinished ones are removed. Raises DatasetError if no checkpoint is
+    complete, or if one cannot be read now: a run never starts from the beginning in a directory with checkpoints.
     Raises UsageError if the run is new and its directory has files that do not belong to a run.
     """
     path, warnings = newest(run)
@@ -328,12 +328,12 @@ def _stays(path: Path) -> bool:
 
 
 def find(path: Path, option: str = "checkpoint") -> Path:
-    """Return a directory with a model in it: the path itself, or the newest complete checkpoint of a run.
+    """Return the directory of a model: the path itself, or the newest complete checkpoint of a run.
 
-    option: the option that names it, for errors. Raises UsageError if there is none, DatasetError if it is damaged.
+    option: the option that names it, for errors. Raises UsageError if there is no model, DatasetError if it is damaged.
     """
     is_model = (path / "config.json").is_file()
-    if is_model and not (path / INDEX).exists():  # another program wrote it
+    if is_model and not (path / INDEX).exists():  # written by a different program
         return path
     complete, _ = _first_complete([path] if is_model else _checkpoints(path), option)
     if not complete:
@@ -343,18 +343,18 @@ def find(path: Path, option: str = "checkpoint") -> Path:
 
 
 def resolved(spec: str, option: str = "checkpoint") -> str:
-    """Return the directory of a model: for a run, that of its newest checkpoint; any other name unchanged.
+    """Return the directory of a model: the newest checkpoint if `name` is a run, else `name` unchanged.
 
-    option: see `find`, which raises the same errors.
+    option: the option that names it. Raises the errors of `find`.
     """
     return str(find(Path(spec), option)) if spec and Path(spec).is_dir() else spec
 
 
 class Writer:
-    """Writes the checkpoints of a run, one after the other. Only rank 0 saves."""
+    """A writer of a run's checkpoints, one at a time. Only rank 0 saves."""
 
     def __init__(self, keep: int, saved: Path | None, warn: Callable[[str], None], methods: Sequence[Method]) -> None:
-        """saved: the checkpoint that the run resumes from. warn: shows a line, in any thread. methods: of the run."""
+        """saved: the checkpoint to resume from. warn: prints a line, from any thread. methods: those of the run."""
         self.keep, self.saved, self.warn, self._methods = keep, saved, warn, methods
         self._stager = StateDictStager(pin_memory=torch.cuda.is_available())
         self._thread, self._writing = ThreadPoolExecutor(1), Future[None]()
@@ -372,9 +372,9 @@ class Writer:
         return f"Step {self.saved_step} is saved; run the same command with --out {self.saved.parent} to continue."
 
     def save(self, target: Path, model: PreTrainedModel, content: Content, *, required: bool) -> None:
-        """Copy the content of a checkpoint, and start writing it into the directory `target`.
+        """Copy the content of a checkpoint, and start writing it to the directory `target`.
 
-        Wait for the previous write first. A full disk gives a warning and leaves earlier checkpoints unchanged.
+        Waits for the previous write first. If the disk is full, prints a warning and keeps the earlier checkpoints.
         required: wait for the end of the write, and raise OSError or BertdataError if it fails.
         """
         self.wait()
@@ -385,7 +385,7 @@ class Writer:
 
     def _write(self, target: Path, model: PreTrainedModel, content: Content, required: bool) -> None:
         try:
-            log = target.with_name("log.jsonl")  # whose entries survive a loss of power before the checkpoint does
+            log = target.with_name("log.jsonl")  # synced first: it must not lack entries of the checkpoint
             with suppress(FileNotFoundError), naming(log), open(log, "rb") as file:  # the next entry writes it
                 os.fsync(file.fileno())
             write(target, model, content, methods=self._methods)
@@ -397,9 +397,9 @@ class Writer:
             self.warn(f"no checkpoint of step {step_of(target)} was written, and training continues: {error}")
 
     def clear(self, saved: Path) -> None:
-        """Make `last` point to a checkpoint, and remove all but the newest `keep` ones and milestones.
+        """Make `last` point to a checkpoint, and remove old checkpoints except milestones and the newest `keep`.
 
-        Print a warning if this fails. If `last` is a directory, a copy of the run has replaced the link by a directory.
+        Prints a warning if this fails. `last` is a directory if the run was copied and the copy replaced the link.
         """
         link, temporary = saved.with_name(LAST), saved.with_name(f".{LAST}{TEMPORARY}")
         try:

@@ -19,19 +19,19 @@ from bertrain.config import HEADINGS, Config, all_options, known_options, layere
 from bertrain.methods import options_of_methods
 from bertrain.options import Options, flag, named
 
-MOST_BYTES = 1 << 24  # of a file of options
+MOST_BYTES = 1 << 24  # the largest file of options
 
 
 class _RunCommand(OneSentence):
-    """A command with a flag for each option of a run and of all methods, --recipe and --config."""
+    """A command with --recipe, --config, and a flag for each option of the run and of all methods."""
 
     def __init__(self, name: str = "", own: Sequence[click.Parameter] = (), **options: Any) -> None:
-        """own: options of the command itself."""
+        """own: additional options of this command."""
         super().__init__(name, context_settings={"help_option_names": ["-h", "--help"]}, **options)
         self._own = own
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return new parameters each time, as a program may have added methods. Set the headings of --help."""
+        """Return new parameters each time, because a program may have added methods. Sets the headings of --help."""
         with one_sentence():
             all_options()  # raises if two have the same name
         self.params = [*self._own]
@@ -50,7 +50,7 @@ class _RunCommand(OneSentence):
 
 
 def flags_of(kind: type[Options], without: str | None = None) -> list[click.Parameter]:
-    """Return a flag for each option that the command line may have. without: a group of options that gets none."""
+    """Return a flag for each option that the command line accepts. without: a group of options without flags."""
     texts, options = helps(kind), (each for each in fields(kind) if not each.metadata["in_files"])
     return [_flag(each, texts.get(each.name, "")) for each in options if each.metadata["group"] != without]
 
@@ -67,17 +67,17 @@ def _flag(option: Field[Any], help: str) -> click.Parameter:
 
 
 def command(run: Callable[..., None], **options: Any) -> click.Command:
-    """Return a command that calls `run` with a Config, and with the values of `own`.
+    """Return a command that calls `run` with a Config and with the values of `own`.
 
-    options: `own`, further options of the command, and the arguments of click.Command.
+    options: `own`, which are additional options of the command, and the arguments of click.Command.
     """
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
         is_first = os.environ.get("RANK", "0") == "0"
-        with one_sentence(quiet=not is_first):  # every rank would print the same
+        with one_sentence(quiet=not is_first):  # once, and not on every rank
             given = {name: value for name in all_options() if (value := flags.pop(name, None)) not in (None, ())}
             config, lines = _config(given, file, recipe)
-            imported("plan").options_of(config)  # which names an invalid phase
+            imported("plan").options_of(config)  # raises an error that names the invalid phase
         for line in lines if is_first else ():
             click.echo(line)
         run(config, **flags)
@@ -86,7 +86,7 @@ def command(run: Callable[..., None], **options: Any) -> click.Command:
 
 
 def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tuple[Config, list[str]]:
-    """Return the options of a run, and a line with those of its recipe. given: on the command line."""
+    """Return the options of a run, and a line with the options of its recipe. given: the flags on the command line."""
     if file and recipe:
         sentence = "--config and --recipe were given; both have options of a whole run, so give one of them"
         raise UsageError(sentence, "conflict", option="recipe", given=recipe)
@@ -101,7 +101,7 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
 
 
 def _require_apart(given: dict[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option of the command line that a phase of the file sets, or that changes it."""
+    """Raise UsageError for an option on the command line that conflicts with a phase of the file."""
     phases = read.get("phase", ())
     for number, table in enumerate(phases if isinstance(phases, list) else (), 1):
         for name, value in given.items() if isinstance(table, dict) else ():
@@ -111,7 +111,7 @@ def _require_apart(given: dict[str, Any], read: Mapping[str, Any]) -> None:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Return the options in a run.json or a TOML file. Raises UsageError if it is neither, or has unknown options."""
+    """Return the options in a run.json or a TOML file. Raises UsageError for other files and for unknown options."""
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)

@@ -21,10 +21,10 @@ from bertrain.trackers import TRACKERS
 T = TypeVar("T", bound=Options)
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ATTENTION = ("auto", "flash", "cudnn", "efficient", "math")
-MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so many rows on CPUs, tokens on GPUs
+MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # limits of the default: rows on CPUs, tokens on GPUs
 
 HEADINGS = ("Data", "Model", "Schedule and optimizer", "Speed and memory", "Checkpoints and log")
-DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS = HEADINGS  # of --help; those of methods are before the last two
+DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS = HEADINGS  # in --help; methods are before the last two
 RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods"}
 """Names that no option of a method may have: options that only some commands have, and arguments of Config."""
 WITHOUT_MUON = ("adamw", "stableadamw", "lamb")
@@ -33,7 +33,7 @@ DURATIONS = (*TOTALS, "share")  # of a phase
 
 
 def rate_scale(given: str) -> tuple[re.Pattern[str], float]:
-    """Return the pattern and the factor of PATTERN=FACTOR. Raises ValueError or re.error for anything else."""
+    """Return the pattern and the factor in PATTERN=FACTOR. Raises ValueError or re.error for an invalid text."""
     pattern, _, factor = given.rpartition("=")
     if not pattern:
         raise ValueError
@@ -41,7 +41,7 @@ def rate_scale(given: str) -> tuple[re.Pattern[str], float]:
 
 
 def milestone(given: str) -> tuple[str, list[int]]:
-    """Return the unit and the amounts of tokens=1B,2B or words=1M,10M. Raises ValueError for anything else."""
+    """Return the unit and the amounts in tokens=1B,2B or words=1M,10M. Raises ValueError for an invalid text."""
     unit, _, numbers = given.partition("=")
     if unit not in ("tokens", "words"):
         raise ValueError
@@ -49,7 +49,7 @@ def milestone(given: str) -> tuple[str, list[int]]:
 
 
 def _part(given: float | str) -> Fraction:
-    """Return a decimal or a fraction, above 0 and at most 1. Raises ValueError or TypeError for anything else."""
+    """Return a decimal or a fraction, above 0 and at most 1. Raises ValueError or TypeError for invalid values."""
     text = "" if isinstance(given, bool) else str(given)
     part = Fraction(0 if re.search(r"e[+-]?\d{4,}$", text.lower()) else text)  # too many digits
     if not 0 < part <= 1:
@@ -66,7 +66,7 @@ def _rows(given: int | str) -> int | str:
 
 
 def _checked(expected: str, check: Callable[[Any], Any], kind: type = str) -> Kind:
-    """Return the kind of a value that `check` takes, and that stays as it is."""
+    """Return the kind of a value that `check` accepts and does not change."""
 
     def parse(given: Any) -> Any:
         if not isinstance(given, kind):
@@ -78,7 +78,7 @@ def _checked(expected: str, check: Callable[[Any], Any], kind: type = str) -> Ki
 
 
 def _has_its_masks(c: Any) -> bool:
-    """Return whether a phase, or a run without phases, has the masks that its objective needs."""
+    """Return whether the masking of a phase, or of a run without phases, fits its objective."""
     return c.phase or c.masking == "uniform" or "diffusion" not in c.objective.split("+")
 
 
@@ -98,10 +98,10 @@ OPTIONS = several(_checked("", fields, Options), "options of methods")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """All options of bertrain.pretrain except those of methods, which `Config.make` accepts too.
+    """All options of bertrain.pretrain except those of methods, which `Config.make` also accepts.
 
-    run/run.json contains them, and --config reads them from there. Names of objectives, optimizers, schedules and
-    models are checked where they are looked up, so that external programs can add their own.
+    run/run.json contains them, and --config reads them. Names of objectives, optimizers, schedules and models are
+    checked where they are used, so that external programs can add their own.
     """
 
     data: tuple[str, ...] = option((), TEXTS, DATA, phase=True, resume="content")
@@ -274,7 +274,7 @@ class Config(Options):
 
     @classmethod
     def make(cls, **given: Any) -> Config:
-        """Return the options of a run and of its methods, by name. Raises UsageError for an unknown name."""
+        """Return the options of a run and its methods, from values by name. Raises UsageError for an unknown name."""
         methods, given = [], known_options(given, "the run")
         for kind in options_of_methods().values():
             own = {name: given.pop(name) for name in kind.names() & given.keys()}
@@ -283,18 +283,18 @@ class Config(Options):
         return cls(**given, methods=tuple(methods))
 
     def flat(self) -> dict[str, Any]:
-        """Return all options by name, with those of its methods. `Config.make` makes the same options of them."""
+        """Return all options by name, including those of methods. `Config.make` turns them back into a Config."""
         values = {each.name: getattr(own, each.name) for own in (self, *self.methods) for each in fields(own)}
         return {name: value for name, value in values.items() if name != "methods"}
 
     def method_options(self, kind: type[T]) -> T:
-        """Return the options of a method; its default options if none is given."""
+        """Return the options of a method, or its defaults if none of them is set."""
         return next((options for options in self.methods if isinstance(options, kind)), kind())
 
     def differing(self) -> dict[str, Any]:
-        """Return options, as the command line has them, that differ from the default and affect the weights.
+        """Return the options that differ from the default and affect the weights, in the form of the command line.
 
-        Of an existing path, only the last name is returned.
+        Paths that exist are shortened to their last name.
         """
         options, differing = all_options(), {}
         for name, value in self.flat().items():
@@ -306,7 +306,7 @@ class Config(Options):
 
     @property
     def rate_scales(self) -> list[tuple[re.Pattern[str], float]]:
-        """--lr-scale as (pattern, factor), in their order."""
+        """--lr-scale as (pattern, factor), in order."""
         return [*map(rate_scale, self.lr_scale)]
 
     @property
@@ -317,13 +317,13 @@ class Config(Options):
 
 
 def _rules() -> Iterator[Rule]:
-    """Return the rules of the options of a run and of every method."""
+    """Return the rules for the options of a run and of every method."""
     classes: list[type[Options]] = [Config, *options_of_methods().values()]
     return (rule for each in classes for rule in each.rules)
 
 
 def all_options() -> dict[str, Field[Any]]:
-    """Return the options of a run and of every method by name. Raises UsageError for a name that two of them have."""
+    """Return the options of a run and of every method by name. Raises UsageError if two options have the same name."""
     options: dict[str, Field[Any]] = {each.name: each for each in fields(Config) if each.name != "methods"}
     for name, kind in options_of_methods().items():
         if same := min(kind.names() & (options.keys() | RESERVED), default=""):
@@ -334,15 +334,15 @@ def all_options() -> dict[str, Field[Any]]:
 
 
 def layered(before: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of two layers, such as a file and the command line; the later one replaces the other."""
+    """Return the options of two layers, such as a file and the command line. The later layer has priority."""
     left_out = replaced(before, layer)
     return {name: value for name, value in before.items() if name not in left_out} | dict(layer)
 
 
 def replaced(before: Mapping[str, Any], layer: Mapping[str, Any]) -> set[str]:
-    """Return the options that a later layer makes invalid.
+    """Return the options of earlier layers that a later layer makes invalid.
 
-    An option replaces the others of its `Either`. If its value changes, it also replaces those that are `of` it.
+    An option replaces all others of its `Either`. If its value changes, it also replaces the options that are `of` it.
     """
     options = all_options()
     changed = {name for name in options.keys() & layer.keys() if before.get(name, options[name].default) != layer[name]}
@@ -355,7 +355,7 @@ REMOVED: dict[str, Any] = {"branch": "", "average": 0.0, "side_channel": "", "bu
 
 
 def known_options(given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return options without those of REMOVED at their defaults. Raises UsageError for one that is unknown."""
+    """Return options without removed ones at their defaults (REMOVED). Raises UsageError for an unknown option."""
     kept = {name: value for name, value in given.items() if name not in REMOVED or value != REMOVED[name]}
     if unknown := sorted(kept.keys() - all_options().keys()):
         listed = ", ".join(" → ".join([name, *nearest(name, all_options())]) for name in unknown)
@@ -365,7 +365,7 @@ def known_options(given: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def default_out(config: Config) -> str:
-    """Return the directory of a run without --out: runs/<model>-<date>. All ranks must use the result of rank 0."""
+    """Return the directory of a run without --out: runs/<model>-<date>. All ranks must use the result from rank 0."""
     path = Path(config.init or config.model)
     name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
     return f"runs/{name}-{date.today():%Y-%m-%d}"

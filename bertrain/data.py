@@ -26,7 +26,7 @@ CHECKED_ROWS = 64  # before the first step
 
 
 def samples_of(config: Config) -> str:
-    """Return the kind of rows that --isolate-documents or the objectives of a run need, else windows."""
+    """Return the kind of rows that --isolate-documents or the run's objectives need; windows by default."""
     needed = {kind.samples for kind in objectives_of(config).values() if kind.samples}
     needed |= {"packed"} if config.isolate_documents else set()
     if len(needed) > 1:
@@ -49,10 +49,10 @@ def build_loader(
 ) -> bertdata.Loader:
     """Return the loader of a run for one rank.
 
-    length: default: that of the config.
-    variants, starts: see bertdata.Loader.
-    masking: default: that of the first phase.
-    methods: may change the kind of loader.
+    length: row length in tokens; by default that of the config.
+    variants, starts: as in bertdata.Loader.
+    masking: by default that of the first phase.
+    methods: the methods of the run, which may return a different loader.
     """
     make: Callable[..., bertdata.Loader] = bertdata.Loader
     for method in methods:
@@ -79,9 +79,9 @@ Sources = Sequence[tuple[Dataset, float]]
 def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
     """Yield exactly `count` micro-batches of at most `size` rows, as arguments of Learner.
 
-    Ranks may differ by one row. A micro-batch after the last row of a rank is one row without targets, whose sample_ids
-    is −1, so that every rank runs the same number of passes. On GPUs whose attention kernel needs it, packed rows have
-    cu_seqlens, int32, and always an attention_mask.
+    Ranks may differ by one row. After the last row of a rank, micro-batches have one filler row, without targets and
+    with sample_ids −1, so that every rank runs the same number of passes. On GPUs whose attention kernel needs it,
+    packed rows have cu_seqlens, int32, and always an attention_mask.
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sources"}
     for number in range(count):
@@ -91,29 +91,29 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
             piece["sample_ids"] -= 1
             for name in {"targets", "next_sentence_label"} & piece.keys():
                 piece[name] += IGNORE_INDEX
-            if "position_ids" in piece:  # one document, not as many as tokens
+            if "position_ids" in piece:  # a row of one document
                 piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
             piece.pop("attention_mask", None)
         if "position_ids" in piece and has_kernel(device):
             piece["cu_seqlens"] = cu_seqlens_of(piece["position_ids"])
-            piece.setdefault("attention_mask", torch.ones_like(piece["input_ids"]))  # with and without: two graphs
+            piece.setdefault("attention_mask", torch.ones_like(piece["input_ids"]))  # else torch compiles two graphs
         yield {name: to_device(array, device) for name, array in piece.items()}
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of a tensor on a device. It goes through pinned memory, so the host does not wait for it."""
+    """Return a copy of a tensor on a device. The copy uses pinned memory, so the host does not wait for it."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Stream:
-    """The batches of a run on one rank, from its datasets.
+    """The batches of a run on one rank.
 
     Each phase has its own loader; `loader` makes the next batch. The samples of a dataset in rows of one length are a
-    stream of positions, which continues in the next phase that reads it (docs/determinism.md, Phases of a run).
+    stream of positions. The next phase that reads this stream continues it (docs/determinism.md, Phases of a run).
     """
 
     def __init__(self, config: Config, ranks: World, methods: Sequence[Method] = ()) -> None:
-        """Open the datasets. Raises UsageError for options that do not fit them, or for different tokenizers."""
+        """Open the datasets. Raises UsageError for options that do not fit them, and if their tokenizers differ."""
         self.config, self._ranks, self._methods = config, ranks, methods
         self.datasets = {path: bertdata.open(path) for path in paths(config)}
         if len(self.datasets) > 1:
@@ -121,13 +121,13 @@ class Stream:
         self._num_samples = cache(lambda path, n: build_loader(config, self.datasets[path], length=n).num_samples)
         self.plan = Plan.make(config, self, world_size=ranks.world_size, on_gpu=ranks.device.type == "cuda")
         self.phase = self.plan.phases[0]
-        self._before: dict[str, int] = {}  # samples read of each stream before the loader of this phase
-        self.step = 0  # of the next batch
-        self.loader = [self._loader(phase) for phase in self.plan.phases][0]  # an invalid mix ends a run here
-        self._take_mask_rule(self.loader.state_dict()["masking"])  # the cache of a teacher decides it
+        self._before: dict[str, int] = {}  # samples read from each stream before this phase
+        self.step = 0  # step of the next batch
+        self.loader = [self._loader(phase) for phase in self.plan.phases][0]  # raises an error if the mix is invalid
+        self._take_mask_rule(self.loader.state_dict()["masking"])  # a teacher's cache determines it
 
     def _take_mask_rule(self, masking: Mapping[str, Any]) -> None:
-        """Use the mask rule of a loader for the rows of all phases."""
+        """Use the mask rule of a loader for all phases."""
         phases = [replace(phase, masking=phase.masking.with_rule_of(masking)) for phase in self.plan.phases]
         self.plan = replace(self.plan, phases=tuple(phases))
         self.phase = self.plan.phases[self.phase.number - 1]
@@ -135,7 +135,7 @@ class Stream:
     # ------------------------------------------------------------------------------------------------- sizes, for plans
 
     def samples(self, paths: Sequence[str], length: int) -> int:
-        """Return the number of samples in an epoch of some datasets, in rows of `length` tokens."""
+        """Return the number of samples in one epoch of some datasets, in rows of `length` tokens."""
         return sum(self._num_samples(path, length) for path in paths)
 
     def tokens(self, path: str) -> int:
@@ -151,7 +151,7 @@ class Stream:
         return next(self.loader)
 
     def enter(self, phase: Phase) -> None:
-        """Continue with the rows of a phase."""
+        """Switch to the rows of a phase."""
         before, loader = self.phase, self.loader
         self._before, self.phase = self.positions, phase
         starts = [self._before.get(stream, 0) for stream in self._streams(phase)]
@@ -160,14 +160,14 @@ class Stream:
         self.loader.position = loader.position if is_same else starts[0] * (len(starts) == 1)
 
     def resume(self, path: Path, saved: TrainState, made_with: dict[str, Any]) -> None:
-        """Continue after the checkpoint `path`; `saved` is its state.
+        """Resume after the checkpoint `path`. saved: the state in this checkpoint.
 
-        made_with: the model of this run, by its content. Raises UsageError if a resumed run must not change an option.
+        made_with: the run's model and other inputs, by content. Raises UsageError if an option changed that must not.
         """
         self._take_mask_rule(saved.loader["masking"])
         saved.made_with, saved.phases = made_with | saved.made_with, saved.phases or self.saved_phases()
         options = kept_options(self.config.flat())
-        saved.options = options | saved.options  # those that the checkpoint does not know are not compared
+        saved.options = options | saved.options  # options that the checkpoint lacks are not compared
         now = TrainState(made_with=saved.made_with | made_with, options=options, phases=self.saved_phases())
         require_same(saved, now, path)
         self.step, self.phase, self._before = saved.step, self.plan.phases[saved.phase - 1], dict(saved.streams)
@@ -195,33 +195,33 @@ class Stream:
 
     @property
     def positions(self) -> dict[str, int]:
-        """The number of samples read of each stream, "dataset_id length"."""
+        """The number of samples read from each stream, by "dataset_id length"."""
         return self._before | dict(zip(self._streams(self.phase), self.loader.counts(), strict=True))
 
     def saved_phases(self) -> list[dict[str, Any]]:
-        """Return the phases as a checkpoint has them: with the ids of datasets instead of their paths."""
+        """Return the phases in the form of checkpoints: with dataset ids instead of paths."""
         saved = [phase.saved() for phase in self.plan.phases]
         for phase in saved:
             phase["sources"] = [[self.datasets[path].dataset_id, weight] for path, weight in phase["sources"]]
         return saved
 
     def _counts(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the path, the row length and the number of samples read of each stream of the run's datasets."""
+        """Yield the path, the row length and the number of samples read for each stream of the run's datasets."""
         paths = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
         for stream, count in self.positions.items():
             dataset_id, length = stream.split(" ")
-            if dataset_id in paths:  # a checkpoint of an earlier version may have others
+            if dataset_id in paths:  # a checkpoint of an earlier version may have other streams
                 yield paths[dataset_id], int(length), count
 
     def words(self) -> float:
-        """Return the number of white-space words read: of each stream, the words of its dataset times its epochs."""
+        """Return the number of white-space words read: the sum over streams of words in the dataset × epochs read."""
         counts = {path: dataset.manifest.counts["words"]["train"] for path, dataset in self.datasets.items()}
         return sum(count / self.samples([path], length) * counts[path] for path, length, count in self._counts())
 
     def read_by_source(self) -> dict[str, dict[str, float]]:
-        """Return the tokens and epochs read of each dataset of a mix, by path; nothing for one dataset.
+        """Return the tokens and epochs read from each dataset of a mix, by path. Empty if there is only one dataset.
 
-        Tokens include padding. Epochs are those in rows of the present length.
+        Tokens include padding. Epochs are counted in rows of the current length.
         """
         if len(self.datasets) == 1:
             return {}
@@ -234,7 +234,7 @@ class Stream:
 
     @property
     def sources(self) -> Sources:
-        """The datasets, each with its share of the rows of the run, as a weight."""
+        """The datasets, each with its share of the run's rows as its weight."""
         if len(self.plan.phases) == 1:
             return [(self.datasets[path], weight) for path, weight in self.phase.sources]
         rows = dict.fromkeys(self.datasets, 0.0)
@@ -245,7 +245,7 @@ class Stream:
         return [(self.datasets[path], weight) for path, weight in rows.items()]
 
     def describe_mix(self) -> list[str]:
-        """Return a line for each dataset of a mix: its share of the rows and its size; nothing for one dataset."""
+        """Return a line for each dataset of a mix: its share of the rows, and its size. Empty for a single dataset."""
         if len(self.phase.sources) == 1:
             return []
         counts, total = self.loader.counts(self.phase.samples()), sum(self.loader.weights)

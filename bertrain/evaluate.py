@@ -1,6 +1,6 @@
-"""Loss, accuracy and predictions of a model on held-out text, on masks fixed by a seed.
+"""Loss, accuracy and predictions of a model on held-out text, with masks that a seed determines.
 
-15 % of the tokens are masked (80/10/10) by default, also if training used other masks, so that results can be compared.
+By default 15 % of the tokens are masked (80/10/10), even if training used other masks, so that results can be compared.
 The loss is a mean over tokens.
 """
 
@@ -25,10 +25,10 @@ from bertrain.speed import Clock
 from bertrain.trainer import Trainer, autocast_of
 
 MASKING = bertdata.Masking(probability=0.15, rule=1)  # never changes, so that results of all versions can be compared
-ROWS = 64  # of a batch, and of a forward pass
+ROWS = 64  # rows in a batch, and in a forward pass
 CONTEXT = 5  # tokens on each side of a masked one
-EVALUATED_SAMPLES = 2048  # of the validation split, in a run
-KEPT_PREDICTIONS = 8  # of an evaluation of a run, about 100 bytes each in log.jsonl
+EVALUATED_SAMPLES = 2048  # largest number in one evaluation of a run
+KEPT_PREDICTIONS = 8  # per evaluation of a run; each has about 100 bytes in log.jsonl
 
 
 @torch.no_grad()
@@ -44,11 +44,11 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
-    """Return the mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` samples.
+    """Return the mean loss (nats per token), accuracy and counts on a split, or on its first `max_samples` samples.
 
-    The order is random and fixed. bits_per_byte: bits a token × tokens a byte of the dataset; None if its bytes are not
-    known. All ranks must call it; each evaluates a part, and all get the same result. autocast: makes the context of
-    forward passes. interrupted: called on all ranks after each batch; if it returns true, the result is None.
+    The order is random and fixed. bits_per_byte: bits per token × tokens per byte; None if the dataset's bytes are
+    unknown. All ranks must call it: each evaluates a part, and all get the same result. autocast: returns the context
+    of forward passes. interrupted: called on all ranks after each batch; if it returns true, the result is None.
     """
     options: dict[str, Any] = {"split": split, "length": length, "masking": masking}
     options |= {"rank": ranks.rank, "world_size": ranks.world_size}
@@ -60,7 +60,7 @@ def evaluate(
     last = min(loader.num_samples, max_samples or loader.num_samples)
     while loader.position < last:
         loader.global_batch_size = min(ROWS * ranks.world_size, last - loader.position)
-        batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the fullest rank
+        batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the rank with most rows
         for piece in micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
             with autocast():
                 logits = encoder.logits(**piece).flatten(0, 1).float()
@@ -75,7 +75,7 @@ def evaluate(
     encoder.train(was_training)
     *sums, targets, samples = ranks.sum(totals).tolist()
     mean, accuracy = (total / targets if targets else None for total in sums)
-    text_bytes = shards.manifest.counts.get("text_bytes")  # which other programs need not count
+    text_bytes = shards.manifest.counts.get("text_bytes")  # absent if another program made the shards
     tokens = shards.num_tokens - shards.num_documents * (shards.special_tokens.separator is not None)
     return {
         "split": split,
@@ -89,24 +89,24 @@ def evaluate(
 
 
 def loader_for(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, **options: Any) -> bertdata.Loader:
-    """Return a loader of the rows of a split, each once, in an order and with masks that never change.
+    """Return a loader that reads each row of a split once, in an order and with masks that never change.
 
-    options: further options of bertdata.Loader.
+    options: more options of bertdata.Loader.
     """
     options = {"masking": MASKING, "samples": "packed" if encoder.isolate else "windows"} | options
     return bertdata.Loader(shards, global_batch_size=rows, seed=0, epochs=1, **options)
 
 
 Shown = tuple[str, list[tuple[str, str, list[str]]]]
-"""A sample as people read it: its text, with masked tokens between > and <, and (tokens around, target, the best
-predictions) of each masked token."""
+"""A sample for display: its text, with masked tokens between > and <, and (tokens around, target, most probable
+tokens) for each masked token."""
 
 
 @torch.no_grad()
 def samples(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, best: int, **options: Any) -> list[Shown]:
-    """Return the first rows that `evaluate` sees, with the `best` most probable tokens for each mask.
+    """Return the first rows that `evaluate` reads, with the `best` most probable tokens for each mask.
 
-    options: split, length and masking; see `evaluate`.
+    options: split, length and masking, as in `evaluate`.
     """
     batch = next(loader_for(encoder, shards, rows=rows, **options))
     piece = next(micro_batches(batch, size=rows, count=1, device=encoder.model.device))
@@ -132,10 +132,10 @@ def samples(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, best: int,
 
 
 def reference_losses(sources: Sources, split: str) -> dict[str, float]:
-    """Return losses to compare with, in nats a token: of uniform guesses, and of guesses by token frequency (unigram).
+    """Return losses for comparison, in nats per token: uniform guesses, and guesses by token frequency (unigram).
 
     The unigram loss is the entropy of the split's tokens without special tokens, over at most ten million tokens of
-    each dataset. sources: datasets with one tokenizer, and their weights; a dataset without the split does not count.
+    each dataset. sources: datasets with one tokenizer, and their weights; datasets without the split are ignored.
     """
     special = sources[0][0].special_tokens
     total = sum(weight for shards, weight in sources if split in shards.splits)
@@ -151,7 +151,7 @@ def reference_losses(sources: Sources, split: str) -> dict[str, float]:
 
 
 class Evaluator:
-    """Evaluates a run on the validation splits of the datasets of its phase. All ranks call its methods together."""
+    """An evaluator of a run on the validation splits of its phase's datasets. All ranks call its methods together."""
 
     def __init__(self, trainer: Trainer, stream: Stream, clock: Clock) -> None:
         self._trainer, self._stream, self._clock = trainer, stream, clock
@@ -163,13 +163,13 @@ class Evaluator:
         return {path: shards for path, shards in datasets.items() if "validation" in shards.splits}
 
     def is_due(self, step: int, last: int) -> bool:
-        """Return whether the run is evaluated after a step. last: the step of the last evaluation."""
+        """Return whether an evaluation follows a step. last: the step of the last evaluation."""
         every = self._trainer.config.eval_every
         is_last = step >= self._trainer.plan.steps
         return bool(self.splits) and last < step and (is_last or (every > 0 and step % every == 0))
 
     def evaluate(self, signals: Signals) -> dict[str, Any] | None:
-        """Return an evaluation as an entry of the log, on rank 0 with predictions; None if a signal came.
+        """Return an evaluation as an entry of the log, on rank 0 with predictions, or None if a signal interrupted it.
 
         A prediction is (tokens around, target, most probable token).
         """
@@ -190,7 +190,7 @@ class Evaluator:
         return entry | {"predictions": predictions[:KEPT_PREDICTIONS]}
 
     def loss(self) -> float | None:
-        """Return the loss on the validation splits; without any, on the train split of the first dataset."""
+        """Return the loss on the validation splits, or on the first dataset's train split if there are none."""
         self._trainer.wait()
         self._clock.lap("trained")
         result = self._evaluate()
@@ -198,14 +198,14 @@ class Evaluator:
         return result["loss"] if result else None
 
     def _rows(self, split: str) -> dict[str, Any]:
-        """Return which rows are evaluated, and how they are masked."""
+        """Return the options that select and mask the evaluated rows."""
         masking = replace(MASKING, probability=self._trainer.config.eval_masking)
         return {"split": split, "length": self._stream.loader.length, "masking": masking}
 
     def _evaluate(self, interrupted: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Return loss, accuracy and targets: of a mix the means by weight, and `sources` has the numbers of each.
+        """Return loss, accuracy and targets; for a mix, means by weight, and `sources` with the results by dataset.
 
-        A dataset in which nothing was predicted does not count.
+        A dataset without predicted tokens is ignored.
         """
         trainer, stream, splits, names = self._trainer, self._stream, self.splits, ("loss", "accuracy", "targets")
         options = self._rows("validation" if splits else "train") | {"max_samples": EVALUATED_SAMPLES}

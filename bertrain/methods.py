@@ -1,7 +1,7 @@
-"""Methods: what a run does besides its objectives. External programs can add their own.
+"""Methods: extensions of a run besides objectives. External programs can add their own.
 
-A method has options, and hooks that a run calls in a fixed order. A program adds its own to METHODS: docs/extending.md
-has an example.
+A method has options, and hooks that a run calls in a fixed order. A program adds its own method to METHODS:
+docs/extending.md has an example.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 BuildModel = Callable[["Phase | None"], "PreTrainedModel"]
 Tensors = Mapping[str, "torch.Tensor"]
 Carry = Callable[["Learner", "Learner", "torch.optim.Optimizer", "torch.optim.Optimizer"], Mapping[str, Any]]
-"""A function of the learners and the optimizers before and after, which copies what was learned into those after.
+"""A function that copies the learned state from a learner and its optimizer to new ones.
 
-It returns what has changed, by name: the values before and after, for the log.
+It returns the changes for the log: name → the values before and after.
 """
 
 
 class LearnerSetting(NamedTuple):
-    """The setting in which a learner is built."""
+    """The arguments of `Method.learner` that describe the run."""
 
     config: Config
-    shards: bertdata.Dataset  # which has the tokenizer of all datasets of the run
+    shards: bertdata.Dataset  # its tokenizer is that of all datasets of the run
     device: torch.device
     precision: str  # resolved: fp32, bf16 or fp16
 
 
 class Method:
-    """A method of a run. A subclass overrides some of these hooks. All ranks call them, if not stated otherwise.
+    """A method of a run. A subclass overrides some of these hooks. All ranks call them unless stated otherwise.
 
     Return values of hooks are not checked: a method is trusted code.
     """
@@ -61,40 +61,40 @@ class Method:
     # ------------------------------------------------------------------------------------------- options and rows
 
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
-        """Return the function that makes the loader of the training rows. `make`: the default, bertdata.Loader."""
+        """Return the function that creates the loader of the training rows. make: the default, bertdata.Loader."""
         return make
 
     # ------------------------------------------------------------------------------------------------------ the model
 
     def base_model(self, config: Config, resume: Path | None) -> str | None:
-        """Return the path of the weights, if it is neither --init nor the checkpoint `resume`."""
+        """Return the path of the initial weights if it is neither --init nor the checkpoint `resume`, else None."""
         return None
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
-        """Change a configuration before the model of a phase is built from it, with random weights."""
+        """Change the configuration of a phase's model before the model is built with random weights."""
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
-        """Change a model in place. resume: a checkpoint with other files of the model."""
+        """Change a model in place. resume: the checkpoint, which may have more files of the model."""
 
     def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
-        """Raise UsageError for rows or a model that cannot follow the phases.
+        """Raise UsageError if the rows or the model do not fit the phases.
 
-        build_model: builds the model of a phase, or the complete one for None. Returns the names of parameters that the
-        model has in a later phase.
+        build_model: builds the model of a phase, or the complete model for None. Returns the names of parameters that
+        the model gets in a later phase.
         """
         return ()
 
     # ---------------------------------------------------------------------------------------------------- the learner
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
-        """Add objectives, by name, to those of --objective, or change their weights."""
+        """Add objectives to those of --objective, by name, or change their weights."""
 
     def learner(self, learner: Learner, setting: LearnerSetting) -> Learner:
-        """Return a learner with the same model and objectives. Only one method of a run may return a different one."""
+        """Return a learner with the same model and objectives. Only one method of a run may return a new learner."""
         return learner
 
     def optimizer(self, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
-        """Change how the optimizer steps, such as by a hook of torch."""
+        """Change the steps of the optimizer, for example with a hook of torch."""
 
     def can_compile(self, config: Config) -> bool:
         """Return whether --compile auto may compile the learner."""
@@ -103,16 +103,16 @@ class Method:
     # --------------------------------------------------------------------------------------------------------- a step
 
     def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
-        """Prepare a step, before its micro-batches. step: the number of steps before it."""
+        """Prepare a step before its micro-batches. step: number of steps before it."""
 
     def remake(self, before: Phase, after: Phase) -> Carry | None:
-        """Return a function that fills the model of the phase `after`, or None if it is that of `before`."""
+        """Return a function that fills the model of the phase `after`, or None if `before` has the same model."""
         return None
 
     # --------------------------------------------------------------------------------------------------- a checkpoint
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
-        """Return what a resumed run must have again: option → value."""
+        """Return values that must not change when a run resumes: option → value."""
         return {}
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
@@ -120,10 +120,10 @@ class Method:
         return {}
 
     def export(self, model: PreTrainedModel, weights: Tensors, beside: Tensors, directory: Path) -> Tensors:
-        """Return the state dict of an ordinary model, and write further files into the directory of a checkpoint.
+        """Return the state dict of an ordinary model, and write more files to the directory of a checkpoint.
 
-        weights: the state dict of the model. beside: the tensors of objectives. Use them, not the tensors in `model`:
-        it is called on rank 0 in a thread, while the model trains.
+        weights: the state dict of the model. beside: the tensors of objectives. Use these and not the tensors in
+        `model`: the hook is called on rank 0 in a thread while the model trains.
         """
         return weights
 
@@ -133,16 +133,16 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def options_of_methods() -> dict[str, type[Options]]:
-    """Return the options of our methods by name, then of METHODS. A run calls its methods in this order.
+    """Return the options of the built-in methods by name, then those of METHODS. A run calls its methods in this order.
 
-    Imports no module of our methods.
+    Does not import the built-in methods.
     """
     ours = {name: resolve_name(options) for name, (options, _) in lab.METHODS.items()}
     return ours | {name: method.options_type for name, method in METHODS.items()}
 
 
 def methods_of(config: Config) -> list[Method]:
-    """Return the methods of a run as new objects: those of which it or a phase gives an option."""
+    """Return new objects for the methods of a run: those with an option that the run or a phase sets."""
     given, methods = {type(options): options for options in config.methods}, []
     of_phases = [option for table in config.phase for option in table.items()]
     for name, options_type in options_of_methods().items():

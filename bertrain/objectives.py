@@ -21,7 +21,7 @@ def num_targets(batch: Batch) -> int:
 
 
 def objectives_of(config: Config) -> dict[str, type[Objective]]:
-    """Return the objectives that --objective names, in its order. Raise UsageError for an unknown name."""
+    """Return the objectives in --objective, in order. Raises UsageError for an unknown name."""
     return {name: pick(OBJECTIVES, name, "--objective") for name in config.objective.split("+")}
 
 
@@ -35,7 +35,7 @@ class LossSum(NamedTuple):
 def classification(logits: torch.Tensor, targets: torch.Tensor) -> LossSum:
     """Return the sum of cross entropies. logits [N, V]; targets int64 [N], IGNORE_INDEX where there is no target."""
     logits = logits.float()
-    if torch.compiler.is_compiling():  # the compiler fuses these passes
+    if torch.compiler.is_compiling():  # torch.compile fuses these passes
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     else:
         total = _CrossEntropySum.apply(logits, targets)
@@ -64,7 +64,7 @@ class _CrossEntropySum(torch.autograd.Function):
 
 
 class Outputs(NamedTuple):
-    """The outputs of the model for a micro-batch, which all objectives share."""
+    """The model's outputs for a micro-batch, shared by all objectives."""
 
     hidden: torch.Tensor | None  # [B, T, H]: the last hidden states; outside FAMILIES None if there are logits
     logits: torch.Tensor | None  # [B, K, V] at the masked positions; None if no objective uses them
@@ -78,13 +78,13 @@ class Objective(torch.nn.Module):
     numbers in `forward` are the same after a resume.
     """
 
-    samples: str | None = None  # the kind of rows that the objective needs, such as "pairs"; None: any
-    accuracy_name = "accuracy"  # the name of the share of correct predictions in the log
+    samples: str | None = None  # kind of rows that the objective needs, such as "pairs"; None: any
+    accuracy_name = "accuracy"  # name of the share of correct predictions in the log
     weight = 1.0  # factor on the gradient; the log has the loss without this factor
     uses_logits = True  # False: the objective needs only hidden states
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
-        """model: the model in training, for its sizes and heads; it does not become a submodule."""
+        """model: the model to train, for its sizes and heads; it does not become a submodule."""
         super().__init__()
 
     def count(self, batch: Batch) -> int:
@@ -92,11 +92,11 @@ class Objective(torch.nn.Module):
         raise NotImplementedError
 
     def prepare(self, piece: MicroBatch) -> MicroBatch:
-        """Return a micro-batch with additional tensors that `forward` needs. Called without gradients."""
+        """Return a micro-batch with more tensors that `forward` needs. Called without gradients."""
         return piece
 
     def for_submodel(self, model: PreTrainedModel) -> Objective:
-        """Return this objective, with the same parameters, for a smaller model that has slices of the model's weights.
+        """Return this objective, with the same parameters, for a smaller model with slices of the model's weights.
 
         An objective that stores nothing from the model, such as its width, can return itself.
         """
@@ -105,8 +105,8 @@ class Objective(torch.nn.Module):
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         """Return the loss of a micro-batch, summed over the terms that `count` counts.
 
-        encoder: the module in training; encoder.model is the model. piece: the tensors of the micro-batch by name. A
-        row with sample_ids −1 is a filler and must add 0.
+        encoder: the module to train; encoder.model is the model. piece: the tensors of the micro-batch by name. A row
+        with sample_ids −1 is a filler and must add 0.
         """
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Learner(Encoder):
 
     @property
     def encoders(self) -> list[Encoder]:
-        """The encoders in training: this one first, then those of objectives."""
+        """The encoders to train: this learner's first, then those of objectives."""
         every = [module for module in self.modules() if isinstance(module, Encoder)]
         return [each for each in every if any(parameter.requires_grad for parameter in each.parameters())]
 
@@ -156,7 +156,7 @@ class Learner(Encoder):
         return sum(parts[1:], parts[0])
 
     def log_names(self) -> dict[str, tuple[str, str]]:
-        """Return the names of each objective's loss and accuracy in the log; the first objective's have no prefix."""
+        """Return the names of each objective's loss and accuracy in the log; those of the first have no prefix."""
         names = {}
         for number, (name, objective) in enumerate(self.objectives.items()):
             prefix, accuracy = f"{name}_" if number else "", objective.accuracy_name
@@ -211,4 +211,4 @@ class Diffusion(Objective):
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"mlm": MaskedTokens, "nsp": NextSentences, "diffusion": Diffusion}
-"""Objectives by their name in --objective. docs/extending.md adds one."""
+"""Objectives by their name in --objective. docs/extending.md shows how to add one."""

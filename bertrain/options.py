@@ -1,4 +1,4 @@
-"""How options are declared: kinds of values, rules between options, and layers that replace each other."""
+"""Options: kinds of values, rules between options, and layers that override each other."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import click
 
 from bertdata.support import UsageError, require_local_output
 
-LONGEST = 1 << 62  # duration of a run, in any unit, and its rows
+LONGEST = 1 << 62  # durations of a run, in any unit, and its rows
 
 
 class Output(click.ParamType):
-    """A file or a directory of this machine that a command writes."""
+    """A path that a command writes to on this machine."""
 
     name = "text"
 
@@ -28,12 +28,12 @@ class Output(click.ParamType):
 
 
 def exact(number: float) -> Fraction:
-    """Return the decimal that Python prints for a number."""
+    """Return the decimal number that Python prints for a number."""
     return Fraction(str(number))
 
 
 def amount(given: int | str) -> int:
-    """Return 40000000 for 40000000 and for "40M": K, M, B and T stand for 10³, 10⁶, 10⁹ and 10¹². Raises ValueError."""
+    """Return 40000000 for 40000000 and for "40M": K, M, B and T are 10³, 10⁶, 10⁹ and 10¹². Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", str(given))
     number = Decimal(match[1]).scaleb(3 * " KMBT".find(match[2] or " ")) if match else Decimal(0)
     if number < 1 or number != number.to_integral_value():
@@ -51,8 +51,8 @@ class Kind(NamedTuple):
 
     expected: str  # for errors, after "give"
     parse: Callable[[Any], Any]
-    """From Python, a file or the command line. Raises ValueError, TypeError or re.error; ValueError("out-of-range") and
-    ValueError("unknown") set a different kind of error than "malformed".
+    """Parses a value from Python, a file or the command line. Raises ValueError, TypeError or re.error;
+    ValueError("out-of-range") and ValueError("unknown") set a different kind of error than "malformed".
     """
     metavar: str = "TEXT"
     choices: tuple[str, ...] = ()
@@ -76,13 +76,13 @@ def _kind(expected: str, of: type, holds: Callable[[Any], bool] = lambda value: 
 
 
 def choice(*choices: str) -> Kind:
-    """Return the kind of one of several texts."""
+    """Return a kind that accepts one of several texts."""
     kind = _kind(f"one of {', '.join(choices)}", str, choices.__contains__)
     return kind._replace(metavar=f"[{'|'.join(choices)}]", choices=choices)
 
 
 def several(kind: Kind, expected: str, *, separator: str = "") -> Kind:
-    """Return the kind of a tuple of values: a list, a single value, or a text with a separator between them."""
+    """Return a kind of tuples: it accepts a list, a single value, or a text with a separator between the values."""
 
     def parse(given: Any) -> tuple[Any, ...]:
         if isinstance(given, str):
@@ -110,7 +110,7 @@ WEIGHT = _kind("a number from 0 to 1", float, lambda value: 0 <= value <= 1)
 
 
 class Either(NamedTuple):
-    """At most one of these options is given.
+    """A rule: at most one of these options is set.
 
     Without `why`, they are alternatives, and one in a later layer replaces the others.
     """
@@ -125,10 +125,10 @@ class Either(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """These options have an effect only if other options have certain values."""
+    """A rule: these options have an effect only if other options have certain values."""
 
     names: tuple[str, ...]
-    holds: Callable[[Any], Any]  # called with the values of all options, as attributes
+    holds: Callable[[Any], Any]  # its argument has the values of all options as attributes
     expected: str
 
     def require(self, values: Any, given: Collection[str]) -> None:
@@ -140,7 +140,7 @@ class Needs(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A condition on the value of an option. `expected` may have the names of options in braces."""
+    """A rule on the value of an option. `expected` may contain names of options in braces."""
 
     name: str
     holds: Callable[[Any], Any]
@@ -154,7 +154,7 @@ class Check(NamedTuple):
 
 
 Rule = Either | Needs | Check
-_IN_FILES: set[str] = set()  # the names of options that the command line does not have
+_IN_FILES: set[str] = set()  # names of options that only files can set
 
 
 # --------------------------------------------------------------------------------------------------------- declarations
@@ -165,11 +165,11 @@ def option(default: Any, kind: Kind, group: str = "", **more: Any) -> Any:
 
     group: heading in --help.
     phase: whether a [[phase]] may set it.
-    in_files: whether only files have it, and not the command line.
+    in_files: whether only files can set it, and not the command line.
     of: the option that this one belongs to. If a later layer changes that option, this one is dropped.
-    required: whether the command line must have it.
-    resume: whether a resumed run may have a different value. "never": no. "content": the files that the value names are
-    compared, because they may have moved. "told": yes, and the run prints the change. "free": yes.
+    required: whether the command line must set it.
+    resume: whether a resumed run may have a different value. "never": no. "content": no, but the files that the value
+    names may have moved, so their content is compared. "told": yes, and the run prints the change. "free": yes.
     """
     usual = {"phase": False, "in_files": False, "of": "", "required": False, "resume": "never"}
     return field(default=default, metadata={"kind": kind, "group": group, **usual, **more})
@@ -177,7 +177,7 @@ def option(default: Any, kind: Kind, group: str = "", **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options that belong together. Their values are parsed once, when an object is made."""
+    """A group of options. Their values are parsed once, when an object is created."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
@@ -203,12 +203,12 @@ class Options:
 
     @classmethod
     def names(cls, *, of_phases: bool = False) -> set[str]:
-        """Return the names of the options; of_phases: of those that a phase may set."""
+        """Return the names of the options. of_phases: only those that a phase may set."""
         return {each.name for each in fields(cls) if each.metadata["phase"] or not of_phases}
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value means that an option was not given."""
+    """Return whether a value means that an option is not set."""
     return value is None or value in ("", (), [])
 
 

@@ -1,4 +1,4 @@
-"""The plan of a run: its phases, and how its ranks share a step.
+"""The plan of a run: its phases, and how its ranks divide a step.
 
 docs/determinism.md, "Phases of a run", has the rules. docs/phases.md is for users.
 """
@@ -23,12 +23,12 @@ from bertrain.options import LONGEST, exact, flag
 if TYPE_CHECKING:
     from bertrain.data import Stream
 
-CURVE = ("lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps")  # each of them starts a new curve
+CURVE = ("lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps")  # each starts a new learning rate curve
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
 
 
 def ramp(rows: int | str) -> range:
-    """Return the numbers of rows that the steps of a phase have: multiples of their greatest common divisor.
+    """Return the possible numbers of rows in the steps of a phase: multiples of their greatest common divisor.
 
     Each number is used for about the same number of steps. With 64 every step has 64 rows.
     """
@@ -38,20 +38,20 @@ def ramp(rows: int | str) -> range:
 
 
 def mean_rows(options: Config) -> Fraction:
-    """Return the mean of the rows of a step in a phase with these options."""
+    """Return the mean number of rows in a step of a phase with these options."""
     rows = ramp(options.global_batch_size)
     return Fraction(rows[0] + rows[-1], 2)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The steps from `start` to before `stop`, and the options that hold in them."""
+    """A phase: the steps from `start` to before `stop`, and their options."""
 
-    number: int  # from 1
+    number: int  # counted from 1
     start: int
     stop: int
     sources: Sources
-    options: Config  # those of the run, with those of the phase in their place
+    options: Config  # options of the run, overridden by those of the phase
     masking: bertdata.Masking
     curve: Curve
 
@@ -64,16 +64,16 @@ class Phase:
         return ramp(self.options.global_batch_size)
 
     def rows_at(self, step: int) -> int:
-        """Return the rows of a step, over all ranks."""
+        """Return the number of rows in a step, over all ranks."""
         return self.rows[(step - self.start) * len(self.rows) // self.steps]
 
     def samples(self) -> int:
-        """Return the rows of all steps of the phase: the sum of `rows_at` in closed form."""
+        """Return the number of rows in all steps of the phase: the sum of `rows_at` in closed form."""
         rows, steps = self.rows, self.steps
         return rows[0] * steps + rows.step * (((len(rows) - 1) * (steps - 1) + math.gcd(len(rows), steps) - 1) // 2)
 
     def saved(self) -> dict[str, Any]:
-        """Return the phase as checkpoints and run.json have it: values of JSON (docs/checkpoint.md)."""
+        """Return the phase as JSON values for checkpoints and run.json (docs/checkpoint.md)."""
         names = ("length", "weight_decay", "trains", "rope_base", "rope_base_local")
         saved: dict[str, Any] = {name: getattr(self, name) for name in ("number", "start", "stop", "sources")}
         saved |= {"rows": (self.rows[0], self.rows[-1])} | {name: getattr(self.options, name) for name in names}
@@ -82,7 +82,7 @@ class Phase:
 
 
 def phase_options(options: Config) -> dict[str, Any]:
-    """Return, by name, the options that a phase may set, of each method of the run."""
+    """Return the options that a phase may set, by name, including those of the run's methods."""
     return {name: getattr(each, name) for each in options.methods for name in sorted(each.names(of_phases=True))}
 
 
@@ -90,9 +90,9 @@ def phase_options(options: Config) -> dict[str, Any]:
 
 
 def options_of(config: Config) -> list[Config]:
-    """Return the options of each phase: those of the run, with those of the phase in their place.
+    """Return the options of each phase: those of the run, overridden by those of the phase.
 
-    The options of a run without [[phase]] are those of its only phase. Raises UsageError that names the phase.
+    A run without [[phase]] has one phase, with the options of the run. Raises UsageError that names the phase.
     """
     above = {name: value for name, value in config.flat().items() if name not in ("phase", *DURATIONS)}
     allowed = sorted(name for name, each in all_options().items() if each.metadata["phase"])
@@ -111,7 +111,7 @@ def options_of(config: Config) -> list[Config]:
             sentence = f"[[phase]] {number}: {error}"
             raise UsageError(sentence, error.kind, option=error.option, given=error.given) from None
         rest -= phases[-1].share or 0
-        above = layered(above, {"warmup": 0.0})  # only the first curve has the warm-up above the phases
+        above = layered(above, {"warmup": 0.0})  # a warm-up outside [[phase]] is for the first curve only
     units = {next((name for name in DURATIONS if getattr(phase, name)), "no duration") for phase in phases}
     total = [f"{flag(name)} {getattr(config, name)}" for name in TOTALS if getattr(config, name)]
     shares = sum(phase.share or 0 for phase in phases)
@@ -139,7 +139,7 @@ def longest(config: Config) -> int:
 
 
 def resolve(config: Config, sizes: Stream) -> tuple[Phase, ...]:
-    """Return the phases of a run; one without [[phase]]. Raises UsageError for phases that no run can have."""
+    """Return the phases of a run; without [[phase]] it has one. Raises UsageError for impossible phases."""
     options = options_of(config)
     borders = _borders(config, options, [sizes.samples(each.data, each.length) for each in options])
     begins = [number for number, table in enumerate(config.phase) if number and table.keys() & set(CURVE)]
@@ -161,13 +161,13 @@ def resolve(config: Config, sizes: Stream) -> tuple[Phase, ...]:
 
 
 def masking_of(options: Config) -> bertdata.Masking:
-    """Return the masking of the rows that a phase trains on."""
+    """Return the masking of a phase's training rows."""
     fractions = {name: getattr(options, name) for name in ("mask_fraction", "random_fraction")}
     return bertdata.Masking(probability=options.mlm_probability, policy=options.masking, **fractions)
 
 
 def _sources(options: Config, sizes: Stream) -> Sources:
-    """Return the datasets of a phase with their weights, which are given or follow from their sizes."""
+    """Return the datasets of a phase with their weights, which are set by the user or computed from their sizes."""
     if options.mix_temperature is None or len(options.data) == 1:
         return tuple(zip(options.data, map(float, options.weights or (1,)), strict=True))
     tokens = [sizes.tokens(path) for path in options.data]
@@ -178,7 +178,7 @@ def _sources(options: Config, sizes: Stream) -> Sources:
 
 
 def _borders(config: Config, phases: Sequence[Config], samples: Sequence[int]) -> list[int]:
-    """Return 0 and the step at which each phase ends. samples: of an epoch of each phase."""
+    """Return 0 and the step at which each phase ends. samples: number of samples in an epoch of each phase."""
     means = [*map(mean_rows, phases)]
     shares = [options.share or Fraction(0) for options in phases]
     if shares[0] and not config.tokens:
@@ -213,19 +213,19 @@ def _curve(options: Config, start: int, stop: int) -> Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The phases of a run, and how its ranks share a step."""
+    """The phases of a run, and how its ranks divide a step."""
 
     phases: tuple[Phase, ...]
     steps: int
-    micro_batch_size: int  # at most, for rows as long as those of the first phase
+    micro_batch_size: int  # limit, for the row length of the first phase
     world_size: int
     warnings: tuple[str, ...]
 
     @classmethod
     def make(cls, config: Config, sizes: Stream, *, world_size: int, on_gpu: bool = False) -> Plan:
-        """Return the plan of a run. All steps are complete; the last may read rows of the next epoch."""
+        """Return the plan of a run. All steps are complete; the last step may read rows of the next epoch."""
         phases = resolve(config, sizes)
-        share = -(-max(max(phase.rows) for phase in phases) // world_size)  # rows of the fullest rank, at most
+        share = -(-max(max(phase.rows) for phase in phases) // world_size)  # largest number of rows of a rank
         most = max(1, MICRO_BATCH_TOKENS // phases[0].options.length) if on_gpu else MICRO_BATCH_SIZE
         return cls(
             phases=phases,
@@ -239,27 +239,27 @@ class Plan:
         return next(phase for phase in reversed(self.phases) if phase.start <= step)
 
     def samples(self) -> int:
-        """Return the rows of all steps."""
+        """Return the number of rows in all steps."""
         return sum(phase.samples() for phase in self.phases)
 
     def micro_batches(self, length: int, rows: int) -> tuple[int, int]:
-        """Return rows and number of the forward passes of a step with so many rows. Longer rows have smaller passes."""
+        """Return the rows and the number of forward passes for the rows of a step. Longer rows have smaller passes."""
         share, first = -(-rows // self.world_size), self.phases[0].options.length
         size = max(1, min(share, self.micro_batch_size * min(first, length) // length))
         return size, -(-share // size)
 
     def first_micro_batches(self) -> tuple[int, int]:
-        """Return the same for the step of the first phase with most rows."""
+        """Return the same for the largest step of the first phase."""
         return self.micro_batches(self.phases[0].options.length, max(self.phases[0].rows))
 
     def describe(self, names: Mapping[str, str] | None = None) -> list[str]:
-        """Return a line for each phase; none for a run of one. names: as in `line`."""
+        """Return a line for each phase; empty for a run with one phase. names: as in `line`."""
         return [self.line(phase, names) for phase in self.phases] if len(self.phases) > 1 else []
 
     def describe_change(self, before: Sequence[Mapping[str, Any]], step: int) -> list[str]:
-        """Return a line on what becomes of the rate in a run that resumes after `step`; none if nothing has changed.
+        """Return a line about a changed learning rate in a run that resumes after `step`; empty if it is unchanged.
 
-        before: the phases of the checkpoint; one of version 0.1.0 may have none.
+        before: the phases in the checkpoint; version 0.1.0 may have saved none.
         """
         if not before or [phase["rate"] for phase in before] == [asdict(phase.curve) for phase in self.phases]:
             return []
@@ -270,7 +270,7 @@ class Plan:
         return [f"the options have changed: {change}"]
 
     def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:
-        """Return what holds in a phase, for people. names: what to call each dataset, by path; None: its path."""
+        """Return a description of a phase for users. names: path → name of each dataset; None: its path."""
         options, curve, last = phase.options, phase.curve, phase.stop - 1
         sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
         data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)

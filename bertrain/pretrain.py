@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":  # which imports this module again, after the options were parsed
+if __name__ == "__main__":  # main imports this module again, after it has parsed the options
     from bertrain.__main__ import imported
 
     sys.exit(imported("cli").pretrain())
@@ -54,7 +54,7 @@ def pretrain(config: Config) -> None:
         is_new, config = not config.out, replace(config, out=str(out))
         made = is_new or not out.exists()
         ranks.on_first(lambda: stack.enter_context(checkpoint.lock(out)))
-        if ranks.rank == 0:  # not before the lock: another run may hold it
+        if ranks.rank == 0:  # only with the lock: a different run may hold it
             stack.callback(checkpoint.remove_unused, out, made)
         resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
@@ -67,7 +67,7 @@ def pretrain(config: Config) -> None:
             run.report.callback(run.writer.wait)
             try:
                 run.train(signals)
-            except KeyboardInterrupt:  # the second Ctrl-C: the next run removes a checkpoint that is being written
+            except KeyboardInterrupt:  # second Ctrl-C: the next run removes an incomplete checkpoint
                 run.report.say(f"Interrupted at step {run.state.step}. {run.writer.describe()}")
                 os._exit(130)
         if ranks.rank == 0 and signals.stopped:
@@ -81,12 +81,12 @@ def pretrain(config: Config) -> None:
 
 
 class Pretraining:
-    """The parts of a run, and its loop."""
+    """A run: its parts, and its loop."""
 
     def __init__(self, config: Config, ranks: World, resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
         """Build the parts. Changes no file, and uses no collective operation.
 
-        resumed_from: the checkpoint that rank 0 chose. warnings: about other checkpoints. Raises UsageError,
+        resumed_from: the checkpoint that rank 0 chose. warnings: warnings about other checkpoints. Raises UsageError,
         DatasetError or TrainingError for options, files or rows that cannot be trained on.
         """
         self._index_sha256 = checkpoint.wait_until_seen(resumed_from) if resumed_from else None
@@ -95,10 +95,10 @@ class Pretraining:
         methods = methods_of(config)
         self.config, self.ranks, self.resumed_from = config, ranks, resumed_from
         self.stream = Stream(config, ranks, methods)
-        shards = next(iter(self.stream.datasets.values()))  # any of them: all have one tokenizer
+        shards = next(iter(self.stream.datasets.values()))  # any dataset: all have the same tokenizer
         source = checkpoint.resolved(config.init, "init") or config.model
-        self.made_with: dict[str, Any] = {"model": model_identity(source)}  # by its content: a file may move
-        self.changes: list[str] = []  # since the checkpoint, as lines
+        self.made_with: dict[str, Any] = {"model": model_identity(source)}  # identified by content: a file may move
+        self.changes: list[str] = []  # changes since the checkpoint, as lines
         self.state = self._resume()
         weights, lines = build_model(config, shards, self.stream.phase, resume=resumed_from, methods=methods)
         self.trainer = Trainer(config, shards, ranks, methods, self.stream.plan, weights)
@@ -113,8 +113,8 @@ class Pretraining:
         self.clock = Clock(self.state.seconds, ranks.device, self.trainer.precision)
         self.tokenizer = tokenizer_files(shards.tokenizer_file, weights, max_length(weights.config))
         self.warnings, self._marks = [*warnings, *lines], config.milestones
-        self._on_disk = self._amounts()  # at the newest checkpoint on disk
-        self._tried = self.state.step, self._on_disk  # the last checkpoint that was begun: its step, and the amounts
+        self._on_disk = self._amounts()  # amounts at the newest checkpoint on disk
+        self._tried = self.state.step, self._on_disk  # step and amounts of the last checkpoint, which may be incomplete
 
     def _resume(self) -> TrainState:
         """Return the state to start from. Raises UsageError if an option has changed that must not change."""
@@ -126,14 +126,14 @@ class Pretraining:
             raise UsageError(sentence, "out-exists", option="out", given=out)
         saved = read(self.resumed_from)
         self.stream.resume(self.resumed_from, saved, self.made_with)
-        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # of a damaged checkpoint
+        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # from a damaged checkpoint
             self.changes = self.stream.plan.describe_change(saved.phases, saved.step)
         if saved.step >= self.stream.plan.steps:  # an evaluation may be missing
             self.changes.append(f"the run is complete, with step {saved.step:,}; give more --steps, or a new --out")
         return saved
 
     def facts(self) -> dict[str, object]:
-        """Return what must be the same on all ranks: options, their resolved values, datasets and versions."""
+        """Return the facts that must be equal on all ranks: options, resolved values, datasets and versions."""
         datasets = {path: shards.dataset_id for path, shards in self.stream.datasets.items()}
         resolved = {"precision": self.trainer.precision, "checkpoint": self._index_sha256}
         return self.config.flat() | resolved | self.made_with | datasets | card.versions()
@@ -147,11 +147,11 @@ class Pretraining:
         self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
         self.writer = checkpoint.Writer(self.config.keep, self.resumed_from, self.report.warn, self.trainer.methods)
         if self.ranks.rank == 0 and self.resumed_from:
-            self.writer.clear(self.resumed_from)  # old checkpoints that a killed run left
+            self.writer.clear(self.resumed_from)  # old checkpoints of a killed run
         self.report.begin(self.resumed_from, self.warnings, self.changes)
 
     def train(self, signals: Signals) -> None:
-        """Take the steps of all phases, until the last one or a signal to any rank."""
+        """Take the steps of all phases. Stop after the last step, or when any rank receives a signal."""
         self._train_phase(self.stream.phase, signals)
         for phase in self.stream.plan.phases[self.stream.phase.number :]:
             if signals.stopped:
@@ -162,9 +162,9 @@ class Pretraining:
         self.report.finish()
 
     def _enter(self, phase: Phase) -> None:
-        """Continue with a phase; a method may build its model and fill it with what was learned."""
+        """Switch to a phase. A method may build a new model and fill it with the learned state."""
         before, state = self.stream.phase, self.state
-        self.ranks.on_first(self.writer.wait)  # a write still reads the configuration of the model, which changes now
+        self.ranks.on_first(self.writer.wait)  # a write may still read the model's configuration, which changes now
         self.clock.lap("waited")
         if carry := self.trainer.carry_into(before, phase):
             entry: dict[str, Any] = {"step": state.step, "loss_before": self.evaluator.loss()}
@@ -201,7 +201,7 @@ class Pretraining:
             rows = loader.global_batch_size
             trainer.step(module, batch, state.step, phase, rows)
             state.step, state.tokens = state.step + 1, state.tokens + rows * phase.options.length
-            report.flush()  # an entry of the step before; a GPU has work now
+            report.flush()  # the entry of the previous step, while the GPU works
             self.clock.end_step(rows=rows / self.ranks.world_size, waited=waited)
             signals.poll()
             is_saved = not (self._milestones(since=self._tried[1]) or state.step % config.save_every == 0)
@@ -224,7 +224,7 @@ class Pretraining:
         return {"tokens": self.state.tokens, "words": words}
 
     def _milestones(self, *, since: dict[str, float]) -> list[str]:
-        """Return the numbers of --save-at that the run has passed since these amounts."""
+        """Return the milestones of --save-at that the run has passed since these amounts."""
         now, marks = self._amounts(), self._marks.items()
         return [f"{unit}={n}" for unit, numbers in marks for n in numbers if since[unit] < n <= now[unit]]
 
@@ -250,7 +250,7 @@ class Pretraining:
             self.writer.save(target, self.trainer.learner.model, self._content(), required=required)
 
     def _content(self) -> checkpoint.Content:
-        """Return the content of a checkpoint. It shares its tensors with training."""
+        """Return the content of a checkpoint, whose tensors are shared with training."""
         trainer, stream, state = self.trainer, self.stream, self.state
         state.seconds, state.milestones = self.clock.seconds, self._milestones(since=self._on_disk)
         state.scaler, state.phase = trainer.scaler.state_dict(), stream.phase.number

@@ -1,7 +1,7 @@
-"""Ranks: this process among all, what they exchange, how an error on one rank ends all, and signals.
+"""Ranks: this process and all others, collective operations, errors that end all ranks, and signals.
 
-Values of the host go over gloo, on GPUs too, so that no rank waits for its GPU to exchange them. Tensors of a GPU go
-over NCCL.
+Values of the host are exchanged over gloo, even with GPUs, so that no rank waits for its GPU to exchange them. Tensors
+of a GPU are exchanged over NCCL.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import torch.distributed as dist
 from bertdata.support import UsageError
 
 T = TypeVar("T")
-TIMEOUT = timedelta(seconds=1800)  # a rank may be silent so long, as while it compiles or writes a checkpoint
-LONGEST_WAIT = timedelta(days=30)  # for ranks that work alone for hours, as on a seed of a fine-tuning
+TIMEOUT = timedelta(seconds=1800)  # time limit of a wait; compiling and writing a checkpoint are slow
+LONGEST_WAIT = timedelta(days=30)  # for ranks that work alone for hours, such as seeds of a fine-tuning
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all. The same program runs alone (world_size 1) and under torchrun."""
+    """This process and the number of all processes. A program runs alone (world_size 1) or under torchrun."""
 
     rank: int
     world_size: int
@@ -42,7 +42,7 @@ class World:
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order, on every rank. They are pickled."""
+        """Return the values of all ranks, by rank, on every rank. They are pickled."""
         values: list[Any] = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
@@ -68,11 +68,11 @@ class World:
         return result
 
     def on_first(self, action: Callable[[], T]) -> T | None:
-        """Run `action` on rank 0 while the others wait. Its failure ends all ranks."""
+        """Run `action` on rank 0 while the others wait. If it fails, all ranks end."""
         return self.together(action if self.rank == 0 else lambda: None)
 
     def from_first(self, action: Callable[[], T]) -> T:
-        """Return on all ranks what `action` returns on rank 0. Its failure ends all ranks."""
+        """Return, on all ranks, the result of `action` on rank 0. If it fails, all ranks end."""
         result: Any = self.gather(self.on_first(action))[0]
         return result
 
@@ -93,10 +93,10 @@ class World:
 
 
 class Reading:
-    """Numbers that are copied from a GPU to the host, which waits for them only in `take`."""
+    """Numbers that are copied from a GPU to the host. Only `take` waits for the copy."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
-        """numbers: a tensor that nothing changes later."""
+        """numbers: a tensor that does not change later."""
         self.is_here = numbers.device.type == "cpu"
         self._numbers = numbers.to("cpu", non_blocking=True)  # into pinned memory
         self._copied = None if self.is_here else torch.cuda.current_stream().record_event()
@@ -110,14 +110,14 @@ class Reading:
 
 @contextlib.contextmanager
 def world(timeout: timedelta = TIMEOUT) -> Iterator[World]:
-    """Join the process group that torchrun describes: gloo, and NCCL for GPUs; alone without torchrun.
+    """Join the process group of torchrun: gloo, and NCCL for GPUs. Return a single process without torchrun.
 
-    timeout: how long a rank waits for a silent one before it fails. Raises UsageError on a machine with fewer GPUs than
-    processes.
+    timeout: how long a rank waits for a silent one before it fails. Raises UsageError if the machine has fewer GPUs
+    than processes.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        # PR_SET_PDEATHSIG: die with the launcher, so that no rank writes after it
+        # PR_SET_PDEATHSIG: die with the launcher, so that no rank outlives it
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -131,8 +131,8 @@ def world(timeout: timedelta = TIMEOUT) -> Iterator[World]:
         device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     elif sys.platform == "linux":
-        # glibc must keep freed memory: otherwise each step touches new pages, 30,000 for 600 targets and 30,522 ids
-        with contextlib.suppress(AttributeError):  # another C library
+        # glibc must keep freed memory, or each step touches new pages (30,000 for 600 targets and 30,522 ids)
+        with contextlib.suppress(AttributeError):  # a C library other than glibc
             ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
             ctypes.CDLL(None).mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     if world_size > 1:
@@ -142,21 +142,21 @@ def world(timeout: timedelta = TIMEOUT) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-REPEAT_S = 2.0  # one Ctrl-C may come twice: from the terminal and from torchrun
+REPEAT_S = 2.0  # one Ctrl-C may arrive twice: from the terminal and from torchrun
 
 
 class Signals(contextlib.ExitStack):
-    """Receives SIGINT, SIGTERM and SIGUSR1 while it is entered.
+    """A context that receives SIGINT, SIGTERM and SIGUSR1.
 
-    The first one asks the run to stop after the step. A second Ctrl-C, some seconds later, raises KeyboardInterrupt.
+    The first signal stops the run after the step. A second Ctrl-C, some seconds later, raises KeyboardInterrupt.
     """
 
     def __init__(self, ranks: World) -> None:
         super().__init__()
         self.stopped = ""
         """The signal that the run stops for, once all ranks know; else empty."""
-        self._ranks, self._received = ranks, dict[str, float]()  # signal → when it came first
-        self._sum, self._sent = torch.tensor(0), None  # of the last poll
+        self._ranks, self._received = ranks, dict[str, float]()  # signal → time of its first arrival
+        self._sum, self._sent = torch.tensor(0), None  # sum of the last poll
 
     def __enter__(self) -> Signals:
         with contextlib.suppress(ValueError):  # only the main thread may set handlers
@@ -165,7 +165,7 @@ class Signals(contextlib.ExitStack):
         return self
 
     def poll(self) -> bool:
-        """Return whether any rank has received a signal. With several ranks the answer is one call old.
+        """Return whether any rank has received a signal. With several ranks the result is that of the previous call.
 
         Call it on all ranks after each step. The numbers of signals are summed during the next step: no rank waits.
         """
@@ -185,5 +185,5 @@ class Signals(contextlib.ExitStack):
         if name == "SIGINT" and now > first + REPEAT_S:
             raise KeyboardInterrupt
         if name == "SIGINT" and now == first and self._ranks.rank == 0:
-            with contextlib.suppress(OSError):  # print could not be called while it is running
+            with contextlib.suppress(OSError):  # a handler must not call print, which may be running
                 os.write(2, b"\nstopping after this step, with a checkpoint; press Ctrl-C again to leave at once\n")

@@ -26,8 +26,8 @@ from bertrain.state import TrainingError, TrainState
 from bertrain.trackers import Trackers
 from bertrain.trainer import Trainer
 
-PATIENCE = 10  # skipped steps in a row that end a run
-QUIET_S = 10  # seconds between two lines about steps
+PATIENCE = 10  # a run ends after this number of skipped steps in a row
+QUIET_S = 10  # seconds between two printed lines about steps
 
 
 def entry_of(line: str) -> dict[str, Any] | None:
@@ -40,10 +40,10 @@ def entry_of(line: str) -> dict[str, Any] | None:
 
 
 class Log(contextlib.AbstractContextManager["Log"]):
-    """Append JSON objects to log.jsonl, one in each line.
+    """log.jsonl: JSON objects, one in each line.
 
-    A run first removes the entries after its checkpoint; a new run removes all. If the disk is full, an entry is
-    written with the next one, or at the end.
+    A resumed run first removes the entries after its checkpoint; a new run removes all. If the disk is full, an entry
+    is written with the next one, or at the end.
     """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
@@ -58,7 +58,7 @@ class Log(contextlib.AbstractContextManager["Log"]):
         for line, entry in entries:
             if entry is None:
                 continue
-            if entry["step"] + ("change" in entry) > after_step:  # a change at a border is after its step
+            if entry["step"] + ("change" in entry) > after_step:  # a change between phases comes after the step
                 break
             self._note(entry)
             kept.append(line + "\n")
@@ -70,7 +70,7 @@ class Log(contextlib.AbstractContextManager["Log"]):
             self.last_evaluation = entry
 
     def write(self, entry: dict[str, Any]) -> str | None:
-        """Append an entry. Return why it could not be written, else None."""
+        """Append an entry. Return an error text if it could not be written, else None."""
         self._waiting += json.dumps(entry).encode() + b"\n"
         self._note(entry)
         try:
@@ -90,10 +90,10 @@ class Log(contextlib.AbstractContextManager["Log"]):
 
 
 class Report(contextlib.ExitStack):
-    """Log and print a run. Call `log` and `flush` on all ranks; only rank 0 writes and prints."""
+    """The log and the printed lines of a run. Call `log` and `flush` on all ranks; only rank 0 writes and prints."""
 
     def __init__(self, trainer: Trainer, stream: Stream, clock: Clock, *, step: int) -> None:
-        """step: of the checkpoint."""
+        """step: the step of the checkpoint."""
         super().__init__()
         self._trainer, self._stream, self._clock = trainer, stream, clock
         self.config, self.plan, self.ranks = trainer.config, trainer.plan, trainer.ranks
@@ -210,7 +210,7 @@ class Report(contextlib.ExitStack):
 
         def write() -> None:
             *sums, norm, in_a_row = numbers.take()
-            self._clock.lap("trained")  # also the wait for the GPU
+            self._clock.lap("trained")  # includes the wait for the GPU
             means = trainer.sums.means(sums, trainer.learner.log_names())
             entry = {
                 "step": step,
@@ -230,12 +230,12 @@ class Report(contextlib.ExitStack):
             self.flush()
 
     def flush(self) -> None:
-        """Write the entry that waits for its numbers, if there is one; end the run if too many steps were skipped."""
+        """Write the pending entry, if there is one. End the run if too many steps were skipped."""
         write, self._write = self._write, lambda: None
         write()
 
     def _entry(self, entry: dict[str, Any], *, in_a_row: int) -> None:
-        """Log and print an entry. in_a_row: the number of steps before it that were skipped; too many end the run."""
+        """Log and print an entry. in_a_row: number of skipped steps just before it; too many end the run."""
         step, loss, config = entry["step"], entry["loss"], self.config
         self._keep(entry)
         if causes := " and ".join(entry.get("not_finite", [])):
@@ -271,7 +271,7 @@ class Report(contextlib.ExitStack):
             self._keep({"step": step, "stream": state})
 
     def model_changed(self, entry: dict[str, Any]) -> None:
-        """Log and print how the model has changed. entry: step, change, parameters, loss_before and loss_after."""
+        """Log and print a change of the model. entry: step, change, parameters, loss_before and loss_after."""
         if not self.is_first:
             return
         self._keep(entry)
@@ -281,7 +281,7 @@ class Report(contextlib.ExitStack):
         self.say("\n".join([f"step {entry['step']}: the model changes, {line}", *self._keep_model()]))
 
     def evaluation(self, step: int, entry: dict[str, Any]) -> None:
-        """Log and print an evaluation: what `Evaluator.evaluate` returned."""
+        """Log and print an evaluation, the result of `Evaluator.evaluate`."""
         self.last_evaluation = step
         if not self.is_first:
             return
@@ -295,16 +295,16 @@ class Report(contextlib.ExitStack):
         self.say("\n".join(lines))
 
     def finish(self) -> None:
-        """Print how the time of the run was used, and save it in run.json."""
+        """Print how the run used its time, and save it in run.json."""
         if self.is_first:
             self.say(", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in self._clock.seconds.items()))
             self._run_json["clock"] = self._clock.entry()
             self._write_run_json()
 
     def card(self, state: TrainState) -> bytes:
-        """Return the model card of a checkpoint, with the last evaluation. On rank 0."""
+        """Return the model card of a checkpoint, with the last evaluation. Called on rank 0."""
         trainer, last = self._trainer, self._log.last_evaluation
-        is_frozen = any(method.frozen_by for method in trainer.methods)  # then an export has other parameters
+        is_frozen = any(method.frozen_by for method in trainer.methods)  # an export changes the number of parameters
         size = "" if is_frozen else f" with {trainer.num_parameters:,} parameters"
         training = {
             "steps": f"{state.step:,} of {self.plan.steps:,}",

@@ -1,4 +1,4 @@
-"""How fast a run is, and what its time was spent on."""
+"""The speed of a run, and how it uses its time."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ KINDS = ("trained", "compiled", "evaluated", "waited")
 
 
 class Clock:
-    """Adds up seconds by what they were spent on, and measures the speed of steps.
+    """A clock that adds up seconds by kind of work, and measures the speed of steps.
 
-    `lap` ends a stretch of time that began where the one before ended. A step in which torch.compile made a graph on
-    this rank counts as compiling, with all its time.
+    `lap` ends an interval that began at the previous lap. If torch.compile made a graph on this rank during a step, all
+    time of the step counts as compiling.
     """
 
     def __init__(self, before: Mapping[str, float], device: torch.device, precision: str) -> None:
-        """before: seconds by kind of the same run in other processes."""
+        """before: seconds by kind from earlier processes of the same run."""
         self.seconds = dict.fromkeys(KINDS, 0.0) | dict(before)
         self._device, self._peak = device, peak_flops(device, precision)
         self._since = time.perf_counter()
 
     def start(self, model: PreTrainedModel, length: int, slots: int) -> None:
-        """Begin the steps of a phase, and forget the time before. slots: masked positions of a row."""
+        """Begin the steps of a phase, and ignore the time before. slots: masked positions in a row."""
         self._length, self._row_flops = length, flops_of_row(model, length, slots)
         self._since, self._graphs = time.perf_counter(), torch._dynamo.utils.counters["stats"]["unique_graphs"]
         self._begin_entry()
@@ -53,15 +53,15 @@ class Clock:
         self._waited += waited
 
     def entry(self) -> dict[str, float]:
-        """Return trained_s, compiled_s, evaluated_s, waited_s: since the run began, also in earlier processes."""
+        """Return trained_s, compiled_s, evaluated_s and waited_s since the run began, including earlier processes."""
         return {f"{kind}_s": round(seconds, 3) for kind, seconds in self.seconds.items()}
 
     def rates(self, world_size: int) -> dict[str, float]:
-        """Return tokens_per_s of all ranks, and data_wait, flops_per_s, mfu (of a known GPU) and memory of this one.
+        """Return tokens_per_s of all ranks, and data_wait, flops_per_s, mfu (of a known GPU) and memory of this rank.
 
-        They are of the steps since the last call or `start`; evaluations and waits for checkpoints do not count.
+        They cover the steps since the last call or `start`, without evaluations and waits for checkpoints.
         """
-        import resource  # not on Windows
+        import resource  # unavailable on Windows
 
         before, rows, waited = self._before, self._rows, self._waited
         self._begin_entry()
@@ -95,11 +95,11 @@ PEAK_FLOPS = {
     "4090": 165e12,
     "3090": 71e12,
 }
-"""Dense bf16 and fp16 operations a second, from the makers' data sheets. The first name that fits counts."""
+"""Dense bf16 and fp16 operations per second, from data sheets. The first matching name is used."""
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the operations that a GPU does at best in a second; None if they are not known, and for a CPU.
+    """Return the peak number of operations per second of a GPU; None for unknown GPUs and for CPUs.
 
     The words of the GPU's name decide: "NVIDIA A100-SXM4-80GB" is an A100, and an A10G is not an A10.
     """
@@ -115,7 +115,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 COUNTED = "bertrain_counted"
-COUNTED_ROWS = 64  # of one pass: DeBERTa's tables of relative positions are multiplied once in it, not for each row
+COUNTED_ROWS = 64  # rows of one pass: DeBERTa multiplies its tables of relative positions once per pass, not per row
 
 
 @functools.lru_cache(maxsize=1)
@@ -123,16 +123,16 @@ COUNTED_ROWS = 64  # of one pass: DeBERTa's tables of relative positions are mul
 def flops_of_row(model: PreTrainedModel, length: int, slots: int) -> float:
     """Return the floating point operations of a forward and backward pass of one row.
 
-    torch counts the forward pass on a copy of the model without numbers; the backward pass counts twice as much. Only
-    `slots` positions go through the head. Activations that are computed again do not count (Chowdhery et al., 2022).
-    For a model whose code needs numbers: 6 for each parameter and token (Kaplan et al., 2020).
+    torch counts the forward pass on a copy of the model with fake tensors; the backward pass counts twice as much. Only
+    `slots` positions go through the head. Recomputed activations do not count (Chowdhery et al., 2022). A model that
+    cannot run with fake tensors counts 6 for each parameter and token (Kaplan et al., 2020).
     """
     tensors, counter = [*model.parameters(), *model.buffers()], FlopCounterMode(display=False)
     with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True), counter:
         fakes = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors}
         copied: Any = copy.deepcopy(model, fakes).eval()
         copied.config._attn_implementation = COUNTED  # noqa: SLF001
-        for module in copied.modules():  # hooks would keep its tensors for objectives
+        for module in copied.modules():  # hooks of objectives would keep its tensors
             module._forward_hooks.clear()
             module._forward_pre_hooks.clear()
         ids = torch.zeros((COUNTED_ROWS, length), dtype=torch.int64)
@@ -142,7 +142,7 @@ def flops_of_row(model: PreTrainedModel, length: int, slots: int) -> float:
 
 
 def _multiply(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *masks: Any, **more: Any) -> Any:
-    """Multiply as attention does: each query with all keys, or with as many as a window holds."""
+    """Multiply as attention does: each query with all keys, or with the keys in its window."""
     seen = 2 * window - 1 if (window := more.get("sliding_window")) else key.shape[2]
     sharing = query.shape[1] // key.shape[1]
     key, value = (tensor[:, :, :seen].repeat_interleave(sharing, 1) for tensor in (key, value))

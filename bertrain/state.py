@@ -1,6 +1,6 @@
-"""The state of a run: all that a checkpoint adds to the weights and the optimizer.
+"""The state of a run: everything in a checkpoint besides the weights and the optimizer.
 
-trainer.json of a checkpoint holds it; docs/checkpoint.md is its contract.
+A checkpoint stores it in trainer.json; docs/checkpoint.md specifies it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertrain.options import named
 
 
 class TrainingError(bertdata.BertdataError):
-    """A run cannot continue."""
+    """An error that ends a run."""
 
 
 TRAINER = "trainer.json"
@@ -28,25 +28,25 @@ VERSION = 2
 
 @dataclass(kw_only=True)
 class TrainState:
-    """The state after a step. All values are those of JSON."""
+    """The state after a step. All values are JSON values."""
 
     version: int = VERSION
     step: int = 0
-    tokens: int = 0  # token positions of all rows that were read, padding included
-    seconds: dict[str, float] = field(default_factory=dict)  # by what the time went to, as Clock has them
+    tokens: int = 0  # token positions in all rows read, padding included
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds by kind of work, as in Clock
     phase: int = 1  # the number of the phase of this step
     phases: list[dict[str, Any]] = field(default_factory=list)  # all phases; [] in version 0.1.0 without [[phase]]
     loader: dict[str, Any] = field(default_factory=dict)  # the state of the phase's Loader
     streams: dict[str, int] = field(default_factory=dict)  # "dataset_id length" → samples read
-    scaler: dict[str, Any] = field(default_factory=dict)  # of fp16
-    milestones: list[str] = field(default_factory=list)  # those of --save-at since the checkpoint before
-    made_with: dict[str, Any] = field(default_factory=dict)  # model, teacher and others, by their content
-    options: dict[str, Any] = field(default_factory=dict)  # those of `kept_options`; {} if they are not known
+    scaler: dict[str, Any] = field(default_factory=dict)  # state of the fp16 scaler
+    milestones: list[str] = field(default_factory=list)  # of --save-at, since the previous checkpoint
+    made_with: dict[str, Any] = field(default_factory=dict)  # the model, the teacher and other inputs, by content
+    options: dict[str, Any] = field(default_factory=dict)  # the result of `kept_options`; {} if unknown
     world_size: int = 1
-    versions: dict[str, str] = field(default_factory=dict)  # of libraries, for people
+    versions: dict[str, str] = field(default_factory=dict)  # versions of libraries, for users
 
     def content(self) -> bytes:
-        """Return trainer.json."""
+        """Return the content of trainer.json."""
         return json.dumps(asdict(self), indent=1).encode()
 
 
@@ -64,7 +64,7 @@ _OPTIONS = {
 
 
 def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that must not change, without those that a phase may set. A missing one has its default."""
+    """Return the options that must not change, except those that a phase may set. A missing option has its default."""
     kept = {
         name: options.get(name, each.default)
         for name, each in all_options().items()
@@ -84,9 +84,9 @@ def _kept_phases(phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def require_same(saved: TrainState, now: TrainState, path: Path) -> None:
-    """Raise UsageError that lists what must not change between a checkpoint and a run that resumes from it.
+    """Raise UsageError that lists the values of a checkpoint that differ in the resuming run but must not.
 
-    now: the `made_with`, `options` and `phases` of the run. path: of the checkpoint.
+    now: the `made_with`, `options` and `phases` of the run. path: the path of the checkpoint.
     """
     begun = min(saved.phase, len(now.phases))
     stop = now.phases[begun - 1]["stop"]
@@ -123,18 +123,18 @@ def read(path: Path) -> TrainState:
 
 
 def _from_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a state of version 1 as one of this version. The options come from run.json in the directory above."""
+    """Return a state of version 1 in the present version. The options are read from run.json in the directory above."""
     options: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         given = json.loads((path.parent / "run.json").read_bytes())["config"]
         removed = {name: given[name] for name in REMOVED.keys() & given if given[name] != REMOVED[name]}
         options = kept_options(given) | removed
         options.pop("branch", None)
-    for each in (saved["loader"], *saved["phases"]):  # without a rule the masks follow rule 1
+    for each in (saved["loader"], *saved["phases"]):  # masks of a state without a rule follow rule 1
         each["masking"] = {"rule": 1, **(each.get("masking") or {})}
     made_with = {name: value for name, value in saved["made_with"].items() if not str(value).startswith("that of ")}
     optimizer, scales, seed = (made_with.pop(name, None) for name in ("optimizer", "lr-scale", "seed"))
-    if optimizer and seed and not options:  # a copied checkpoint
+    if optimizer and seed and not options:  # a checkpoint that was copied out of its run
         options = {"optimizer": optimizer, "lr_scale": (scales or "").split(), "seed": int(seed)}
     members = {name: value for name, value in saved.items() if name not in ("read", "methods", "since_entry")}
     return members | {"version": VERSION, "options": options, "made_with": made_with}

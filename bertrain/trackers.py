@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and Trackio: --log-to also sends the log to them.
+"""TensorBoard, Weights & Biases and Trackio: with --log-to, the log is also sent to them.
 
 An error of a library never ends a run: it is a warning, and the library gets no more entries. log.jsonl stays complete.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 from bertdata.support import UsageError, install, write_file
 
-ID = "record-id"  # the file of a run directory with the name of its record in other programs
-ANSWER_S = 20.0  # time limit of a server at the start and at the end of a run
+ID = "record-id"  # a file in a run directory: the name of its record in other programs
+ANSWER_S = 20.0  # time limit for a server at the start and at the end of a run
 
 
 def _tensorboard(out: Path, options: dict[str, Any], identity: str, step: int) -> Any:
@@ -57,7 +57,7 @@ def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> An
 
 
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
-"""Library, and the extra that installs it → the function that starts the record of a run.
+"""(Library, the extra that installs it) → the function that starts the record of a run.
 
 The function takes the run directory, the options, a name for the record, and the last step that the record may have. It
 returns an object with `log(numbers, step=…)` and `finish()`.
@@ -86,7 +86,7 @@ class Trackers:
             self._try(name, lambda: self._records.update({name: TRACKERS[name](out, options, identity, step)}))  # noqa: B023
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Send the numbers of an entry of the log."""
+        """Send the numbers of a log entry."""
         numbers = {name: value for name, value in entry.items() if isinstance(value, int | float) and name != "step"}
         numbers = {name.replace("validation_", "validation/"): value for name, value in numbers.items()}
         for name, record in list(self._records.items()):
@@ -100,7 +100,7 @@ class Trackers:
     def _try(self, name: str, action: Callable[[], object]) -> None:
         try:
             action()
-        except Exception as error:  # of a third-party library
+        except Exception as error:  # any error of a third-party library
             self._records.pop(name, None)
             reason = str(error).partition("\n")[0] or type(error).__name__
             self._warn(f"--log-to {name} failed and gets no more entries: {reason}")

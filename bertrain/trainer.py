@@ -1,4 +1,4 @@
-"""A model in training on one rank: how it is built, its optimizer, and what a step does to them."""
+"""A model in training on one rank: how to build it and its optimizer, and how to take a step."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def build_model(
     resume: Path | None = None,
     methods: Sequence[Method] = (),
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model of a run and warnings: of the checkpoint `resume`, of --init, or with random weights.
+    """Return the model of a run and warnings. Weights: from the checkpoint `resume`, --init, or random.
 
-    phase: what methods change for it; None for the complete model.
-    methods: those of the run.
+    phase: the phase for which methods change the model; None for the complete model.
+    methods: the methods of the run.
     """
     nsp, length = "nsp" in objectives_of(config), longest(config)
-    torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
+    torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # seed of the weights that --init lacks
     source = next((given for method in methods if (given := method.base_model(config, resume))), None)
     if source or (config.init and not resume):
         path = checkpoint.resolved(source or config.init, "init")
@@ -91,7 +91,7 @@ def build_learner(
     precision: str,
     methods: Sequence[Method] = (),
 ) -> Learner:
-    """Return the module to train, on its device: the model, its objectives, and what the methods of the run add."""
+    """Return the module to train, on its device: the model, its objectives, and the additions of methods."""
     options: dict[str, Any] = {"precision": precision, "device": ranks.device, "length": longest(config)}
     choose_attention(weights, config.attention, **options)
     torch.manual_seed(bertdata.key(config.seed, "objectiv") >> 1)
@@ -108,7 +108,7 @@ def build_learner(
 def resolve_precision(
     config: Config, device: torch.device, weights: PreTrainedModel, *, option: str = "precision"
 ) -> str:
-    """Return fp32, bf16 or fp16 for --precision, or for --eval-precision if that is the option.
+    """Return fp32, bf16 or fp16 for the value of --precision or, if `option` says so, of --eval-precision.
 
     Raises UsageError if the model cannot compute in it.
     """
@@ -126,13 +126,13 @@ def resolve_precision(
 
 
 def autocast_of(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a function that makes the context in which forward passes run."""
+    """Return a function that returns the context of forward passes."""
     dtype = DTYPES[precision]
     return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
 def check_run(stream: Stream, learner: Learner, methods: Sequence[Method]) -> None:
-    """Raise UsageError for a model that cannot follow the phases, an unknown schedule, or a pattern without a match.
+    """Raise UsageError for a model that does not fit the phases, an unknown schedule, or a pattern without a match.
 
     Build the optimizer first: --lr-scale may freeze parameters.
     """
@@ -155,18 +155,18 @@ def check_run(stream: Stream, learner: Learner, methods: Sequence[Method]) -> No
 
 
 class LossSums:
-    """Sums since the last entry of the log, by objective: float64 [N, 3] of losses, correct predictions and counts."""
+    """Sums since the last log entry, by objective: float64 [N, 3] of losses, correct predictions and counts."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         """names: of the objectives."""
         self._names = list(names)
         self._values = torch.zeros((len(names), 3), dtype=torch.float64, device=device)
-        self._before = self._values  # without the present step
+        self._before = self._values  # before the current step
         self._skipped = torch.zeros(1 + len(names), dtype=torch.float64, device=device)
         """Skipped steps, counted on rank 0; and on each rank, the steps in which each loss was not finite."""
 
     def begin_step(self, counts: torch.Tensor) -> None:
-        """Begin a step. counts float64 [N]: how many terms the sums of this rank have."""
+        """Begin a step. counts: float64 [N], number of terms in the sums of this rank."""
         self._before = self._values.clone()
         self._values[:, 2] += counts
 
@@ -177,23 +177,23 @@ class LossSums:
             row[1] += losses[name].num_correct
 
     def end_step(self, skipped: torch.Tensor, ranks: World) -> None:
-        """Leave out a step that was skipped. skipped: float32 [], 1 or 0."""
+        """Drop the sums of a skipped step. skipped: float32 [], 1 or 0."""
         self._skipped[0] += skipped * (ranks.rank == 0)
         self._skipped[1:] += ~self._values[:, 0].isfinite()
         torch.where(skipped != 0, self._before, self._values, out=self._values)
 
     def take(self, ranks: World) -> torch.Tensor:
-        """Return the sums of all ranks for `means`, float64 [4 N + 1], and set them to 0."""
+        """Return the sums over all ranks for `means`, float64 [4 N + 1], and reset them to 0."""
         taken = torch.cat([ranks.sum(self._values).flatten(), ranks.sum(self._skipped)])
         self._values.zero_()
         self._skipped.zero_()
         return taken
 
     def means(self, taken: Sequence[float], log_names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-        """Return the mean loss and accuracy of each objective over all ranks; None where nothing was counted.
+        """Return the mean loss and accuracy of each objective over all ranks; None if its count is 0.
 
-        If steps were skipped, `skipped` is their number, and `not_finite` lists the losses that were the cause.
-        taken: the numbers of `take`. log_names: of `Learner.log_names`.
+        If steps were skipped, `skipped` is their number, and `not_finite` lists the losses that caused it. taken: the
+        result of `take`. log_names: that of `Learner.log_names`.
         """
         means: dict[str, Any] = {}
         for number, name in enumerate(self._names):
@@ -218,7 +218,7 @@ class Trainer:
         plan: Plan,
         weights: PreTrainedModel,
     ) -> None:
-        """shards: a dataset with the tokenizer of all datasets of the run. weights: a model of `build_model`."""
+        """shards: a dataset with the tokenizer of all datasets of the run. weights: a model from `build_model`."""
         self.config, self.shards, self.ranks, self.methods, self.plan = config, shards, ranks, methods, plan
         device = ranks.device
         self.precision = resolve_precision(config, device, weights)
@@ -248,7 +248,7 @@ class Trainer:
         """The names of the attention kernels that may run."""
         self._limited = limit_kernels(self.attention)
         if self.compiles:
-            torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the default of 8
+            torch._dynamo.config.recompile_limit = 64  # a run has more shapes and modes than the default of 8
             # torch caches compiled models on disk with their attention kernel, and its key does not name the kernel.
             torch.compiler.config.cache_key_tag = f"attention by {' or '.join(self.attention)}"
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
@@ -266,13 +266,13 @@ class Trainer:
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters of the model, of objectives and of methods."""
+        """The number of parameters in the model, the objectives and the methods."""
         return sum(parameter.numel() for parameter in self.learner.parameters())
 
     # ------------------------------------------------------------------------------------------------------- phases
 
     def apply(self, phase: Phase) -> None:
-        """Give the model and the optimizer what a phase sets, but for methods."""
+        """Set the options of a phase in the model and the optimizer, except those of methods."""
         set_rotary_bases(self.learner.model, phase.options.rope_base, phase.options.rope_base_local)
         for name, parameter in self.trained.items():
             parameter.requires_grad_(re.search(phase.options.trains, name) is not None)
@@ -281,7 +281,7 @@ class Trainer:
                 group["weight_decay"] = phase.options.weight_decay
 
     def enter(self, phase: Phase) -> torch.nn.Module:
-        """Apply what a phase sets, and return the module that its steps call. All ranks call it at the same time.
+        """Apply the options of a phase, and return the module for its steps. All ranks call it at the same time.
 
         Drop the module before the process group ends: DistributedDataParallel needs the group in its destructor.
         """
@@ -290,11 +290,11 @@ class Trainer:
         return self.learner if self.ranks.world_size == 1 else _over_ranks(self.learner)
 
     def carry_into(self, before: Phase, phase: Phase) -> Carry | None:
-        """Return how a method carries the model over into a phase that has a new one; None if the model stays."""
+        """Return the function with which a method fills the new model of a phase; None if the model stays the same."""
         return next(filter(None, (method.remake(before, phase) for method in self.methods)), None)
 
     def remake(self, before: Phase, phase: Phase, carry: Carry) -> Mapping[str, Any]:
-        """Build the model of a phase, and let `carry` fill it. Returns what has changed, by name.
+        """Build the model of a phase, and fill it with `carry`. Return the changes, by name.
 
         The new model has the rotary bases of the phase before, so that the losses of both can be compared.
         """
@@ -308,12 +308,12 @@ class Trainer:
     def step(self, module: torch.nn.Module, batch: bertdata.Batch, step: int, phase: Phase, rows: int) -> None:
         """Take an optimizer step, the one after `step` steps, and add its losses to `sums`.
 
-        module: of `enter`. rows: of the step, over all ranks.
+        module: the result of `enter`. rows: number of rows in the step, over all ranks.
         """
         device, (size, number) = self.ranks.device, self.plan.micro_batches(phase.options.length, rows)
         counts = to_device(torch.tensor([*self.learner.counts(batch).values()], dtype=torch.float64), device)
         self.sums.begin_step(counts)
-        scale = (1 / self.ranks.sum(counts).clamp(min=1)).float()  # gradients of ranks are summed, not averaged
+        scale = (1 / self.ranks.sum(counts).clamp(min=1)).float()  # gradients are summed over ranks, not averaged
         for method in self.methods:
             method.begin_step(step, phase, self.learner)
         self._seed(step)
@@ -325,37 +325,37 @@ class Trainer:
         self.sums.end_step(self.skipped, self.ranks)
 
     def _seed(self, step: int) -> None:
-        """Seed torch by step and rank, so that dropout after a restart is that of a run without a stop."""
+        """Seed torch by step and rank, so that dropout is the same in a resumed run as in a run without a stop."""
         torch.manual_seed(bertdata.key(self.config.seed, "dropout", step, self.ranks.rank) >> 1)
 
     def add_gradients(
         self, module: torch.nn.Module, piece: MicroBatch, scale: torch.Tensor, *, is_last: bool
     ) -> dict[str, LossSum]:
-        """Add the gradients of a micro-batch, and after the last one of a step those of the other ranks.
+        """Add the gradients of a micro-batch; after the last one of a step, sum them over all ranks.
 
-        scale: float32 [N], a factor on the loss of each objective. Returns the losses by objective.
+        scale: float32 [N], a factor on the loss of each objective. Return the losses by objective.
         """
-        prepared = self.learner.prepare(piece)  # not in the autocast of gradients: its copies of weights have none
-        is_apart = isinstance(module, DistributedDataParallel) and not is_last  # one all-reduce a step
+        prepared = self.learner.prepare(piece)  # outside autocast, which would cache weights without gradients
+        is_apart = isinstance(module, DistributedDataParallel) and not is_last  # one all-reduce per step
         with cast(Any, module).no_sync() if is_apart else contextlib.nullcontext(), self._limited():
             with self.autocast():
                 losses: dict[str, LossSum] = module(**prepared)
             total = self.scaler.scale(self.learner.total(losses, scale))
-            one_or_nan = 1 + 0 * total.detach()  # a loss that is not finite reaches the gradients of all ranks
+            one_or_nan = 1 + 0 * total.detach()  # a loss that is not finite affects the gradients of all ranks
             total.backward(one_or_nan)
         return losses
 
     def _lay_buckets(self, module: torch.nn.Module, piece: MicroBatch, scale: torch.Tensor, step: int) -> None:
-        """Take a forward and a backward pass whose gradients are not used.
+        """Run a forward and a backward pass whose gradients are not used.
 
-        After the first backward pass of a process DistributedDataParallel changes its buckets of gradients, and with
-        them the order in which three or more ranks are added. So a process takes one pass before its first step.
-        Then a resumed run adds gradients in the same order as a run without a stop.
+        After the first backward pass of a process, DistributedDataParallel changes its gradient buckets, and with them
+        the order of sums over three or more ranks. So a process runs one pass before its first step. Then a resumed run
+        adds gradients in the same order as a run without a stop.
         """
         self._has_buckets = True
         self.add_gradients(module, piece, scale, is_last=True)
         self.optimizer.zero_grad()
-        self._seed(step)  # again: the pass has drawn random numbers
+        self._seed(step)  # again, because the pass used random numbers
 
     def update(self, rate: float) -> None:
         """Clip the gradients and take an optimizer step; all ranks skip it if the norm is not finite.
@@ -378,7 +378,7 @@ class Trainer:
 
 
 def _over_ranks(learner: Learner) -> DistributedDataParallel:
-    """Return a learner whose gradients are summed over all ranks, not averaged as DistributedDataParallel does.
+    """Return a learner whose gradients are summed over all ranks; DistributedDataParallel would average them.
 
     Its buffers are broadcast from rank 0 in each step only if an objective may change them.
     """

@@ -1,6 +1,6 @@
-"""A masked language model as the trainer calls it: rows → hidden states → logits at the masked positions.
+"""A masked language model in the form that the trainer calls: rows → hidden states → logits at the masked positions.
 
-This module also sets the attention, which keeps packed documents apart, and the bases of rotary positions.
+This module also sets the attention, which separates packed documents, and the bases of rotary positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bertdata.support import UsageError
 from bertrain.models.families import family_of, first_position, has_token_types
 
 MicroBatch = dict[str, torch.Tensor]
-PLACES = 8192  # tokens in a forward pass of an evaluation, or one row if it is longer
+PLACES = 8192  # tokens in a forward pass of an evaluation; a longer row is a pass of its own
 
 # ----------------------------------------------------------------------------------------------------------- attention
 
@@ -40,7 +40,7 @@ KERNELS = {
 }
 ON_CPUS = ("flash", "math")
 LAST_FAULTY = (2, 13)
-"""The newest tested torch whose cuDNN attention may give NaN in the backward pass (pytorch #196678, since 2.11, for
+"""The newest tested torch whose cuDNN attention may return NaN in the backward pass (pytorch #196678, since 2.11, for
 masks and some lengths on H100 and H200; diffusers #9768 for 2.5). --attention auto does not use cuDNN up to it."""
 SHORT = 512  # up to this row length, plain products in bf16 are faster on CPUs than torch's kernel
 
@@ -52,10 +52,10 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def choose_attention(model: PreTrainedModel, choice: str, *, precision: str, device: torch.device, length: int) -> None:
-    """Set the fastest attention for rows of at most `length` tokens. choice: --attention.
+    """Set the fastest attention for rows of at most `length` tokens. choice: the value of --attention.
 
-    On CPUs, this is plain products for short rows in bf16. On GPUs, rows without padding need no mask of all pairs of
-    tokens; a model with sliding windows then needs `has_kernel` and half precision.
+    On CPUs, short rows in bf16 use plain products. On GPUs, rows without padding need no mask of all pairs of tokens; a
+    model with sliding windows then needs `has_kernel` and half precision.
     """
     on_cpu, has_windows = device.type == "cpu", precision != "fp32" and has_kernel(device)
     needs_windows = "sliding_attention" in (getattr(model.config, "layer_types", None) or ())
@@ -67,7 +67,7 @@ def choose_attention(model: PreTrainedModel, choice: str, *, precision: str, dev
 
 
 def attention_kernels(choice: str, encoder: Encoder, device: torch.device) -> tuple[str, ...]:
-    """Return the kernels that --attention allows, or the name of the attention of a model that uses no kernel."""
+    """Return the kernels that --attention allows, or the name of the attention if the model uses no kernel."""
     own = str(encoder.model.config._attn_implementation)  # noqa: SLF001
     if own not in ("sdpa", ISOLATED, WHOLE_ROWS):
         return (own,)
@@ -82,13 +82,13 @@ def attention_kernels(choice: str, encoder: Encoder, device: torch.device) -> tu
 
 
 def limit_kernels(names: tuple[str, ...]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a function that makes the context in which torch uses only these kernels."""
+    """Return a function that returns a context in which torch uses only these kernels."""
     allowed = [KERNELS[name] for name in names if name in KERNELS]
     return lambda: sdpa_kernel(allowed) if allowed else contextlib.nullcontext()
 
 
 def require_kernel(choice: str, encoder: Encoder, device: torch.device, precision: str) -> None:
-    """Raise UsageError if a model or a device does not support --attention."""
+    """Raise UsageError if a model or a device does not support the value of --attention."""
     is_supported = choice in ON_CPUS if device.type == "cpu" else precision != "fp32" or choice in ("efficient", "math")
     if choice != "auto" and not (is_supported and attention_kernels(choice, encoder, device)[0] == choice):
         model = encoder.model.config.model_type
@@ -109,12 +109,12 @@ def cu_seqlens_of(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _documents(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the number of the document of each token, int64 [B, T]. The padding of a row is a document."""
+    """Return the document number of each token, int64 [B, T]. The padding of a row counts as a document."""
     return (position_ids == 0).cumsum(1)
 
 
 def _same(document_ids: torch.Tensor) -> torch.Tensor:
-    """Return which pairs of tokens are in one document, bool [B, 1, T, T]. document_ids: int64 [B, T]."""
+    """Return which pairs of tokens belong to the same document, bool [B, 1, T, T]. document_ids: int64 [B, T]."""
     return document_ids[:, None, :, None] == document_ids[:, None, None, :]
 
 
@@ -136,8 +136,8 @@ def attend(
     """Attend to the tokens of the same document. query [B, heads, T, D] → [B, T, heads, D], as transformers expects.
 
     key, value: [B, heads, T, D]; several heads of the query may share one. document_ids: int64 [B, T]. cu_seqlens: see
-    `cu_seqlens_of`. sliding_window: tokens attend only at smaller distances. is_causal: False for a decoder that became
-    an encoder, whose tokens also attend at this distance; None for others.
+    `cu_seqlens_of`. sliding_window: tokens attend only at smaller distances. is_causal: False for a decoder used as an
+    encoder, whose tokens also attend at exactly this distance; None for all other models.
     """
     rows, heads, length, width = query.shape
     reach = -1 if sliding_window is None else sliding_window - (is_causal is None)
@@ -170,7 +170,7 @@ def attend_in_rows(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend in rows that are not packed: by `attend` if there is a window and no padding, else as transformers."""
+    """Attend in rows that are not packed: with `attend` for windows without padding, else as in transformers."""
     rows, length = query.shape[0], query.shape[2]
     if attention_mask is not None or sliding_window is None or sliding_window >= length:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
@@ -194,14 +194,14 @@ AttentionMaskInterface.register(WHOLE_ROWS, mask_of_padding)
 
 # ----------------------------------------------------------------------------------------------------- rotary positions
 
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"  # kinds of layers in transformers
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"  # names of kinds of layers in transformers
 
 
 @torch.no_grad()
 def set_rotary_bases(model: PreTrainedModel, base: float | None, local: float | None, *, strict: bool = True) -> None:
-    """Set the bases of rotary positions in the configuration and the buffers of a model. None: do not change it.
+    """Set the bases of rotary positions in the configuration and the buffers of a model. None: keep a base.
 
-    Raises UsageError if the model has no layers of this kind, or ignores the base without `strict`.
+    Raises UsageError if the model has no such layers. With `strict`, also if it ignores the base.
     """
     config: Any = model.config
     for option, kind, value in (("rope_base", _GLOBAL, base), ("rope_base_local", _LOCAL, local)):
@@ -235,9 +235,9 @@ def _rotary(config: Any, kind: str) -> dict[str, Any] | None:
 
 
 class Encoder(Module):
-    """A masked language model of transformers that takes packed or padded rows.
+    """A masked language model of transformers that accepts packed or padded rows.
 
-    isolate: rows contain several packed documents, and no token attends to a token of a different document. Raises
+    isolate: rows contain several packed documents, and tokens attend only to tokens of the same document. Raises
     UsageError if the model's family does not support this.
     """
 
@@ -265,7 +265,7 @@ class Encoder(Module):
         cu_seqlens: torch.Tensor | None = None,
         **_: torch.Tensor,
     ) -> dict[str, Any]:
-        """Return the arguments of the model's forward pass for the tensors of a micro-batch; others are not used."""
+        """Return the arguments of the model's forward pass from the tensors of a micro-batch; others are ignored."""
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None and self._takes_types:
             arguments["token_type_ids"] = token_type_ids
@@ -285,10 +285,10 @@ class Encoder(Module):
         return arguments
 
     def encode(self, input_ids: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states [B, T, H] of rows. others: the other tensors of a micro-batch, int64 [B, T].
+        """Return the hidden states [B, T, H] of rows. others: other tensors of a micro-batch, int64 [B, T].
 
-        position_ids start at 0 in each document of a packed row; cu_seqlens: see `cu_seqlens_of`. Leave attention_mask
-        out if no row has padding, which is faster.
+        position_ids start at 0 in each document of a packed row; cu_seqlens: see `cu_seqlens_of`. Omit attention_mask
+        if no row has padding, which is faster.
         """
         return self.model.base_model(**self._arguments(input_ids, **others)).last_hidden_state
 
@@ -301,7 +301,7 @@ class Encoder(Module):
         return self._head(_at(hidden, masked_positions))
 
     def outputs(self, piece: MicroBatch, *, predict: bool = True) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the hidden states [B, T, H] of a micro-batch, and the logits [B, K, V], or None without `predict`.
+        """Return the hidden states [B, T, H] and logits [B, K, V] of a micro-batch; logits are None without `predict`.
 
         A family outside FAMILIES runs its own forward pass, with logits [B, T, V], and its hidden states are None.
         """
@@ -321,7 +321,7 @@ def _at(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class _Given(Module):
-    """A stand-in for the encoder of a model. It gets hidden states instead of ids, and returns them unchanged.
+    """A replacement for the encoder of a model. Its input is hidden states, which it returns unchanged.
 
     It has the encoder's modules, because a head may multiply by the embeddings.
     """
@@ -341,7 +341,7 @@ def _own_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     head = copy.copy(model)
     head.__dict__["_modules"] = dict(model._modules) | {model.base_model_prefix: _Given(model.base_model)}  # noqa: SLF001
-    return functools.partial(_logits, head)  # deepcopy of a partial copies the model, too
+    return functools.partial(_logits, head)  # deepcopy of a partial would copy the model
 
 
 def _logits(head: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -350,7 +350,7 @@ def _logits(head: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 def recompute_activations(model: PreTrainedModel) -> None:
     """Make layers recompute their activations in the backward pass (Chen et al., 2016), or raise UsageError."""
-    model.config.use_cache = False  # else transformers logs a warning in each call, which breaks compiled graphs
+    model.config.use_cache = False  # True logs a warning in each call, which breaks compiled graphs
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
         enable({"use_reentrant": False})

@@ -1,9 +1,9 @@
 """The differences between families of masked language models, in one table.
 
 The trainer reads most facts from a model: its head is its own forward pass (encoder.py), and its modules show layers,
-projections and widths. The table has the other facts. docs/models.md shows it, and docs/extending.md adds a family. A
-family outside the table trains through its own forward pass, in which all positions reach the vocabulary projection.
-Decoders are in the table, too: those that transformers lets attend to both sides.
+projections and widths. The table contains the other facts. docs/models.md shows it, and docs/extending.md explains how
+to add a family. A family outside the table trains through its own forward pass, in which all positions reach the
+vocabulary projection. The table also contains the decoders that transformers can run with attention to both sides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import BertConfig, BertForPreTraining, ModernBertConfig, PreTr
 from bertdata import SpecialTokens
 
 FUSED = {"Wqkv": 3, "Wi": 2, "gate_up_proj": 2}
-"""Linear maps whose weights stack several matrices, and how many: queries, keys and values; input and gate."""
+"""Linear maps with several stacked matrices → their number: queries, keys and values; input and gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Family:
     head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] | None = None
     """Model, hidden states [B, K, H] → logits [B, K, V]. None: the model's own forward pass without its encoder."""
     dense: bool = False  # all positions of a row go through the vocabulary projection
-    decoder: bool = False  # a decoder, which becomes an encoder by is_causal = False in its configuration
+    decoder: bool = False  # a decoder that is_causal = False in its configuration turns into an encoder
     positions_after_padding: bool = False  # the first token of a row has position padding id + 1, as in RoBERTa
     padding_id: int | None = None  # the only padding id that transformers supports; None: any
     isolation: Literal["kernel", "mask"] | None = None
-    """How attention keeps packed documents apart (encoder.py); None: not at all. With "kernel", rows without padding
+    """How attention separates packed documents (encoder.py); None: not supported. With "kernel", rows without padding
     have no mask on GPUs, packed or not."""
     embed: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """Model, input_ids and position_ids of packed rows, int64 [B, T] → inputs of the first layer [B, T, H]. Needed if
@@ -43,7 +43,7 @@ class Family:
     layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model does not train
-    is_new: bool = False  # transformers 4.57 does not know the family
+    is_new: bool = False  # transformers 4.57 does not support the family
     half: bool = True  # supports bf16 and fp16
     next_sentence: type[PreTrainedModel] | None = None  # the class that also has a head for next sentences
 
@@ -54,10 +54,10 @@ def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _esm_embeddings(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """Apply token dropout (Lin et al., 2023) by document, not by row as transformers does.
+    """Apply token dropout (Lin et al., 2023) by document; transformers applies it by row.
 
-    The embedding of a mask is 0; others are multiplied by 0.88 / (1 − share of masks in the document). 0.88 is
-    1 − 0.15 · 0.8 for any masking.
+    The embedding of a mask is 0; others are multiplied by 0.88 / (1 − share of masks in the document). 0.88 is 1 − 0.15
+    · 0.8 for any masking.
     """
     embeddings: Any = model.base_model.embeddings
     vectors = embeddings.word_embeddings(input_ids)
@@ -111,7 +111,7 @@ UNLISTED = Family(dense=True)
 
 
 def family_of(model: PreTrainedModel | PreTrainedConfig) -> Family:
-    """Return the family of a model or configuration: its entry in FAMILIES, or UNLISTED."""
+    """Return the family of a model or a configuration: its entry in FAMILIES, or UNLISTED."""
     config: Any = getattr(model, "config", model)
     return FAMILIES.get(config.model_type, UNLISTED)
 
@@ -122,7 +122,7 @@ def auto_class(model: PreTrainedModel | PreTrainedConfig) -> Any:
 
 
 def add_names_of_4(config: PreTrainedConfig) -> bool:
-    """Add the names of settings in transformers 4 to a configuration. Return whether 4.57 can load its models.
+    """Add setting names of transformers 4 to a configuration. Return whether version 4.57 can load its models.
 
     Only ModernBERT has different names. transformers 4 does not support every pattern of its layers, ties the biases of
     heads without tied weights, and does not know the new head of DeBERTa-v2.
@@ -144,7 +144,7 @@ def add_names_of_4(config: PreTrainedConfig) -> bool:
 
 
 def first_position(config: PreTrainedConfig) -> int:
-    """Return the position of a row's first token; outside FAMILIES, the largest that is possible."""
+    """Return the position of a row's first token; outside FAMILIES, the largest possible one."""
     family, padding = family_of(config), getattr(config, "pad_token_id", None)
     return padding + 1 if padding is not None and (family.positions_after_padding or family.dense) else 0
 

@@ -33,19 +33,19 @@ from bertrain.models.encoder import Encoder
 from bertrain.models.families import PRESETS, auto_class, family_of, first_position, freeze, has_token_types, preset
 
 HUB_TIMEOUT_S = 10
-COMPARED = 8  # tokens of a row for which the head of a family is compared with the model's own forward pass
-TRIED = 64  # tokens of the row that tests a model whose attention supports any length
-UNBOUNDED = 1 << 20  # the longest row of a model whose configuration does not limit the number of positions
-MISSPELT = 0.85  # similarity (difflib) at which a setting is probably a misspelt one
-VOCABULARY_PADDING = 128  # a vocabulary may have fewer unused ids than this, which makes matrix products faster
+COMPARED = 8  # row length in tokens for comparing a family's head with the model's own forward pass
+TRIED = 64  # row length in tokens for testing a model whose attention supports any length
+UNBOUNDED = 1 << 20  # longest row in tokens of a model without a limit in its configuration
+MISSPELT = 0.85  # similarity (difflib) from which a setting is probably misspelt
+VOCABULARY_PADDING = 128  # limit of unused ids in a vocabulary, which make matrix products faster
 OF_FILES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""Entries of a configuration that do not describe the model."""
+"""Entries of a configuration that are unrelated to the model."""
 HARMLESS: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": None}
 """Options of from_pretrained for untrusted models: no code, no pickle, and no attention kernel from the hub, which
 config.json can name."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # a model on the hub has one of these files
 
-transformers.utils.logging.disable_progress_bar()  # the trainer has its own
+transformers.utils.logging.disable_progress_bar()  # the trainer reports progress itself
 transformers.utils.logging.set_verbosity_error()  # missing and unused weights are reported here
 
 
@@ -70,14 +70,14 @@ def refusing(name: str, option: str | None, expected: str) -> Iterator[None]:
 def must_download(name: str, option: str, files: Iterable[str], instead: str) -> bool:
     """Return whether the local cache has none of these files of a model on the hub.
 
-    Ask the hub once, for HUB_TIMEOUT_S at most: transformers would try for 20 seconds. Raises UsageError if the hub
-    does not know the model. instead: what else the option accepts.
+    Queries the hub once, for at most HUB_TIMEOUT_S: transformers would try for 20 seconds. Raises UsageError if the hub
+    has no such model. instead: what else the option accepts.
     """
     try:
         if any(isinstance(huggingface_hub.try_to_load_from_cache(name, file), str) for file in files):
             return False
         huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except Exception as error:  # of the hub or the network, or for a name that no model can have
+    except Exception as error:  # from the hub or the network, or for an invalid name
         reason = str(error).partition("\n")[0] or type(error).__name__
         sentence = (
             f"--{option} {name} does not exist here, and {huggingface_hub.constants.ENDPOINT} does not give it "
@@ -91,21 +91,21 @@ def must_download(name: str, option: str, files: Iterable[str], instead: str) ->
 
 
 def max_length(config: PreTrainedConfig) -> int:
-    """Return the longest row, in tokens, that a model has positions for."""
+    """Return the longest row in tokens that a model's positions allow."""
     return getattr(config, "max_position_embeddings", UNBOUNDED) - first_position(config)
 
 
 def check_length(length: int, config: PreTrainedConfig, named: object) -> None:
-    """Raise UsageError for rows that are longer than a model supports. named: the model, in the error message."""
+    """Raise UsageError for rows that are longer than a model supports. named: the model's name in the message."""
     if length > (most := max_length(config)):
         sentence = f"--length {length} is more than the {most} positions of {named}; give at most {most}"
         raise UsageError(sentence, "too-long", option="length", given=length)
 
 
 def check_runs(model: PreTrainedModel, *, length: int) -> list[str]:
-    """Run a model on one row, and compare the head of its family. Return a warning for a family outside FAMILIES.
+    """Run a model on one row, and compare its family's head with it. Return a warning for a family outside FAMILIES.
 
-    Raises UsageError if the model does not turn token ids into logits of the vocabulary, or if the head gives different
+    Raises UsageError if the model does not turn token ids into logits of the vocabulary, or if the head returns other
     logits. The row has `length` tokens, or TRIED if the family supports packed documents and so any length.
     """
     family, config, was_training = family_of(model), model.config, model.training
@@ -126,16 +126,16 @@ def check_runs(model: PreTrainedModel, *, length: int) -> list[str]:
 
 
 def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:
-    """Raise UsageError if a checkpoint has a different tokenizer than the shards, or too small a vocabulary."""
+    """Raise UsageError if a checkpoint has a different tokenizer than the shards, or if its vocabulary is too small."""
     path = Path(directory) / TOKENIZER
     stated = shards.manifest.tokenizer[TOKENIZER]
     same = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == stated
     if not same:
         try:
-            own = load_tokenizer(str(directory)).files[TOKENIZER]  # as a build would write it
+            own = load_tokenizer(str(directory)).files[TOKENIZER]  # in the form that a build writes
             same = give_same_ids(own, shards.tokenizer_file(TOKENIZER))
         except TokenizerError:
-            if path.exists():  # and is damaged
+            if path.exists():  # a damaged file
                 raise
             same = True  # without a tokenizer, only the sizes of the vocabularies can be compared
     if not same or model.config.vocab_size < shards.special_tokens.vocab_size:
@@ -147,14 +147,14 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
 
 
 def as_encoder(config: PreTrainedConfig) -> bool:
-    """Let a decoder attend to both sides, by its configuration. Return whether it was one that does not.
+    """Let a decoder attend to both sides, through its configuration. Return whether its attention was causal.
 
-    Raises ValueError for a model that neither is nor can become an encoder that predicts masked tokens.
+    Raises ValueError for a model that cannot be used as an encoder that predicts masked tokens.
     """
     if family_of(config).decoder:
         config.use_cache = False
         was_causal = getattr(config, "is_causal", not getattr(config, "use_bidirectional_attention", False))
-        if was_causal:  # else windows of Gemma 3 with use_bidirectional_attention would change
+        if was_causal:  # only then: windows of Gemma 3 with use_bidirectional_attention would change
             config.is_causal = False
         return was_causal
     is_decoder = getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False)
@@ -170,9 +170,9 @@ def as_encoder(config: PreTrainedConfig) -> bool:
 def load_model(directory: Path | str, *, nsp: bool | None = False) -> PreTrainedModel:
     """Load a complete checkpoint of transformers, or a model on the hub, in float32.
 
-    nsp: with the head for next sentences; None: if the checkpoint has one. Prints a warning for a decoder that no run
-    has adapted. Raises UsageError if transformers cannot load it, if it is not a masked language model, or if weights
-    are missing.
+    nsp: with the head for next sentences; None: if the checkpoint has one. Prints a warning for a decoder that was
+    never trained with attention to both sides. Raises UsageError if transformers cannot load it, if it is not a masked
+    language model, or if weights are missing.
     """
     local = Path(directory).is_dir()
     model, info = _from_pretrained(str(directory), nsp=nsp, complete=True, local_files_only=local)
@@ -184,7 +184,7 @@ def load_model(directory: Path | str, *, nsp: bool | None = False) -> PreTrained
 def start_from(
     spec: str, shards: Dataset, *, length: int, nsp: bool = False, complete: bool = False
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Load a checkpoint directory or a model on the hub for training on shards. Return it with warnings.
+    """Load a checkpoint directory or a model on the hub for training on shards. Return the model and warnings.
 
     Missing heads get random weights, with a warning. Raises UsageError if the vocabulary is not that of the shards, if
     rows are too long, or if weights of the encoder are missing; with `complete`, also if weights of heads are missing.
@@ -192,7 +192,7 @@ def start_from(
     local = Path(spec).is_dir() or not must_download(spec, "init", _WEIGHTS, "a run, or a directory with weights")
     model, info = _from_pretrained(spec, nsp=nsp, complete=complete, local_files_only=local, option="init")
     check_fits(spec, shards, model)
-    if family_of(model).decoder:  # often it has none, and heads for tasks need it
+    if family_of(model).decoder:  # often missing; only heads for tasks need it
         embeddings: Any = model.get_input_embeddings()
         model.config.pad_token_id = embeddings.padding_idx = shards.special_tokens.pad
     check_length(length, model.config, f"--init {spec}")
@@ -204,7 +204,7 @@ def start_from(
 
 
 def needed_weights(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """Return the names of weights that an encoder must have. It needs no pooler, and no weights that never train."""
+    """Return the names of weights that an encoder must have. The pooler and weights that never train are optional."""
     encoder = f"{model.base_model_prefix}."
     spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
     return [name for name in names if name.startswith(encoder) and not name.startswith(spare)]
@@ -213,9 +213,9 @@ def needed_weights(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 def _from_pretrained(
     spec: str, *, nsp: bool | None, complete: bool, local_files_only: bool, option: str | None = None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model and transformers' loading info, with the result of `as_encoder`.
+    """Return a model, transformers' loading info, and the result of `as_encoder`.
 
-    option: the one that named the model; others: see `load_model`.
+    option: the option that named the model; others: see `load_model`.
     """
     options: dict[str, Any] = {"local_files_only": local_files_only}
     more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True, "adapter_kwargs": options}
@@ -236,7 +236,7 @@ def _from_pretrained(
         raise UsageError(sentence, "weights-missing", option=option, given=spec)
     for tensor in (*model.parameters(), *model.buffers()):
         # The alignment of a loaded tensor depends on the file, and matrix products round differently by alignment. A
-        # resumed run must be bitwise identical, so each tensor moves into memory of torch's allocator.
+        # resumed run must be bitwise identical, so each tensor is copied to memory of torch's allocator.
         tensor.data = tensor.data.clone()
     return freeze(model), info | {"was_causal": was_causal}
 
@@ -255,8 +255,8 @@ def new_model(
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model with random weights, the same on every rank, and warnings.
 
-    name: a preset, a configuration (JSON), a directory with a config.json, or a model on the hub. The configuration
-    changes to fit the vocabulary and rows of `length` tokens, with a warning. nsp: with a head for next sentences.
+    name: a preset, a configuration (JSON), a directory with a config.json, or a model on the hub. The configuration is
+    changed to fit the vocabulary and rows of `length` tokens, with a warning. nsp: with a head for next sentences.
     configure: changes the configuration before the model is built. Raises UsageError for an invalid name.
     """
     warnings: list[str] = []
@@ -300,7 +300,7 @@ def _config_file(name: str) -> Path:
 
 
 def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """Return a configuration and the values in its file."""
+    """Return a configuration object and the values in its file."""
     path = _config_file(name)
     with refusing(name, "model", "a configuration of a masked language model"):
         if path.is_file():
@@ -318,7 +318,7 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
 
 
 def _misspelt(config: PreTrainedConfig, values: dict[str, Any]) -> list[str]:
-    """Return a question for each setting in a file that is probably misspelt. transformers accepts any name."""
+    """Return a question for each probably misspelt setting in a file, because transformers accepts any name."""
     usual = type(config)()
     known = {*usual.to_dict(), *config.attribute_map} - values.keys()
     unknown = [name for name in values if not hasattr(usual, name)]
@@ -329,7 +329,7 @@ def _misspelt(config: PreTrainedConfig, values: dict[str, Any]) -> list[str]:
 def _fit(
     config: PreTrainedConfig, values: dict[str, Any], special: SpecialTokens, *, length: int, nsp: bool, name: str
 ) -> list[str]:
-    """Set the vocabulary size, special ids and positions of a configuration. Return changes to `values` in its file."""
+    """Set the vocabulary size, special ids and positions of a configuration. Return the changes to `values`."""
     changes = []
 
     def change(setting: str, value: int | None) -> None:
@@ -366,11 +366,11 @@ def _fit(
 
 
 def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
-    """Return the files of a tokenizer as a checkpoint has them. file_of: the content of each file by name.
+    """Return the tokenizer files of a checkpoint. file_of: file name → content.
 
     tokenizer_config.json gets the model's length, so that truncation=True cuts text to the rows of the model, and the
-    model's inputs: token_type_ids only if it has them. A tokenizer.json that adds no [CLS] and [SEP], as in older
-    datasets, adds them here.
+    model's inputs: token_type_ids only if the model uses them. If tokenizer.json adds no [CLS] and [SEP], as in older
+    datasets, the file that is returned adds them.
     """
     config = json.loads(file_of(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
     config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_token_types(model)), "attention_mask"]

@@ -32,7 +32,7 @@ class _OnMoments(torch.optim.Optimizer):
                 commit(moments.parameters, values, skipped)
 
     def _updates(self, moments: Moments, group: dict[str, Any]) -> list[torch.Tensor]:
-        """Return what to subtract from the parameters at a learning rate of 1."""
+        """Return the updates of the parameters at a learning rate of 1; the caller subtracts them."""
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ class StableAdamW(_OnMoments):
 class Lamb(_OnMoments):
     """LAMB for large batches (You et al., 2020, arXiv 1904.00962).
 
-    The step of a tensor has the direction of AdamW's update, and its size is the learning rate times the norm of the
+    The step of a tensor has the direction of AdamW's update, and its norm is the learning rate times the norm of the
     weights. If the weights or the update are 0, or the group has no weight decay, it is AdamW's step, as in NVIDIA's
     kernels for BERT (DeepLearningExamples, multi_tensor_lamb.cu, without use_nvlamb).
     """
@@ -72,16 +72,16 @@ class Lamb(_OnMoments):
 
 
 class Moments(NamedTuple):
-    """Lists with one tensor for each parameter of a group that has a gradient."""
+    """The moments of a group: lists with one tensor for each parameter that has a gradient."""
 
     parameters: list[torch.Tensor]
     gradients: list[torch.Tensor]
     means: list[torch.Tensor]  # first moments, without bias correction
-    biases: list[torch.Tensor]  # float64 []: divide the first moments by these numbers
+    biases: list[torch.Tensor]  # float64 []: bias corrections, which divide the first moments
     roots: list[torch.Tensor]  # square roots of the second moments, with bias correction; not in the state
 
     def updates(self, *, weight_decay: float, eps: float) -> list[torch.Tensor]:
-        """Return what AdamW subtracts at a learning rate of 1. Overwrites `roots`."""
+        """Return AdamW's update at a learning rate of 1; the caller subtracts it. Overwrites `roots`."""
         torch._foreach_add_(self.roots, eps)
         torch._foreach_mul_(self.roots, self.biases)
         updates = torch._foreach_div(self.means, self.roots)
@@ -91,9 +91,9 @@ class Moments(NamedTuple):
 
 
 def is_skipped(optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """Return whether `found_inf` of an optimizer skips this step, bool [] (see `optimizers.step`)."""
+    """Return whether an optimizer's `found_inf` skips this step, bool [] (see `optimizers.step`)."""
     found_inf = getattr(optimizer, "found_inf", None)
-    if found_inf is None:  # called without `optimizers.step`
+    if found_inf is None:  # a caller other than `optimizers.step`
         return torch.zeros((), dtype=torch.bool, device=optimizer.param_groups[0]["params"][0].device)
     return found_inf != 0
 
@@ -108,8 +108,8 @@ def advance(state: defaultdict[torch.Tensor, Any], group: dict[str, Any], skippe
     """Update the moments of a group. Return None if no parameter has a gradient.
 
     The state of a parameter is that of a fused torch.optim.AdamW: "step", float32 on the device, "exp_avg" and
-    "exp_avg_sq". Parameters without a gradient do not count the step. skipped: bool []; if it is true, the state stays
-    the same and the result is meaningless.
+    "exp_avg_sq". For parameters without a gradient, "step" does not increase. skipped: bool []; if it is true, the
+    state stays the same and the result is meaningless.
     """
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
     if not parameters:

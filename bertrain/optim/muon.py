@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bertrain.models.families import FUSED, layers_of
 from bertrain.optim.adam import commit, is_skipped
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial that moves singular values towards 1
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # coefficients of the polynomial that moves singular values to 1
 ITERATIONS = 5
 RMS = 0.2  # root mean square of an update, about the same as in AdamW (Liu et al., 2025)
 _EPSILON = 1e-7
@@ -40,10 +40,10 @@ def orthogonal(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for groups with "momentum", AdamW for the other groups.
+    """An optimizer: Muon for groups with "momentum", AdamW for the other groups.
 
-    matrices: the parameters for Muon, each with the number of matrices that it stacks, such as 3 for fused queries,
-    keys and values. others: groups for AdamW. dtype: of the iterations. All ranks must have the same gradients.
+    matrices: the parameters for Muon, each with the number of its stacked matrices, such as 3 for fused queries, keys
+    and values. others: groups for AdamW. dtype: dtype of the iterations. All ranks must have the same gradients.
     """
 
     _step_supports_amp_scaling = True  # torch's name for optimizers that know `found_inf`
@@ -74,7 +74,7 @@ class Muon(torch.optim.Optimizer):
         self._share_state()
 
     def _share_state(self) -> None:
-        """Let AdamW use the state of this optimizer."""
+        """Make AdamW use the state of this optimizer."""
         self._adamw.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
                     self.state[parameter]["momentum"] = torch.zeros_like(parameter)
             momenta = [self.state[parameter]["momentum"] for parameter, _ in some]
             commit(momenta, torch._foreach_lerp(momenta, gradients, 1 - group["momentum"]), skipped)
-            updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
+            updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov momentum
             pieces = [update.view(parts, -1, update.shape[1]) for update, (_, parts) in zip(updates, some, strict=True)]
             stacked = torch.cat([piece if piece.shape[1] == rows else piece.mT for piece in pieces])
             orthogonals = self._orthogonal(stacked).split([parts for _, parts in some])
@@ -113,7 +113,7 @@ class Muon(torch.optim.Optimizer):
                 commit([parameter], [value], skipped)
 
     def _orthogonal(self, matrices: torch.Tensor) -> torch.Tensor:
-        """Return `orthogonal` of the matrices; each rank computes a part."""
+        """Return `orthogonal` of the matrices. Each rank computes a part of it."""
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         if ranks == 1:
             return orthogonal(matrices, self._dtype)
@@ -136,7 +136,7 @@ def _shape(parameter: torch.Tensor, parts: int) -> tuple[int, int]:
 
 
 def hidden_matrices(model: PreTrainedModel) -> list[tuple[torch.Tensor, int]]:
-    """Return the trainable weights of linear maps in a model's layers, each with the number of stacked matrices."""
+    """Return the trainable weights of linear maps in a model's layers, each with the number of its stacked matrices."""
     parts = list(layers_of(model)) or [model.base_model]  # without pooler and head, if layers are known
     tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = {

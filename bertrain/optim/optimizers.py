@@ -1,4 +1,4 @@
-"""Optimizers by name, their groups of parameters, and factors on the learning rate."""
+"""Optimizers by name, their parameter groups, and factors on the learning rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertrain.optim.muon import Muon, hidden_matrices
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Return the optimizer that --optimizer names for the trainable parameters of a module, with --lr-scale.
+    """Return the optimizer in --optimizer for the trainable parameters of a module, with the factors of --lr-scale.
 
     config: with resolved precision; auto counts as fp32. Raises UsageError for an unknown optimizer.
     """
@@ -57,13 +57,13 @@ OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]
     "stableadamw": partial(_adam, StableAdamW),
     "lamb": partial(_adam, Lamb),
 }
-"""Optimizers by their name in --optimizer. docs/extending.md adds one."""
+"""Optimizers by their name in --optimizer. docs/extending.md shows how to add one."""
 
 
 def parameter_groups(
     module: torch.nn.Module, weight_decay: float, *, without: Collection[torch.Tensor] = ()
 ) -> list[dict[str, Any]]:
-    """Return two groups: parameters of two or more dimensions, which have weight decay, and the others.
+    """Return two groups: parameters of two or more dimensions, with weight decay, and the others, without it.
 
     A group may have "rate_scale", a factor on its learning rate. Phases change the weight decay of groups with
     "decays": True.
@@ -76,13 +76,13 @@ def parameter_groups(
 
 
 def _last_match(names: Collection[str], config: Config) -> dict[str, int]:
-    """Return the index of the last --lr-scale that matches a parameter's name, for each name with a match."""
+    """Return the index of the last matching --lr-scale, by parameter name, for each name with a match."""
     scales = enumerate(config.rate_scales)
     return {name: index for index, (pattern, _) in scales for name in names if pattern.search(name)}
 
 
 def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, config: Config) -> None:
-    """Split every group by the factors of --lr-scale. Parameters with factor 0 stay in the groups without gradients.
+    """Split every group by the factors of --lr-scale. Parameters with factor 0 stay in their group without gradients.
 
     module: a Learner. Raises UsageError if no parameter is left to train.
     """
@@ -105,7 +105,7 @@ def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, conf
 
 
 def require_match(pattern: str | re.Pattern[str], names: Sequence[str], option: str, given: str) -> None:
-    """Raise UsageError if a pattern matches no name of a parameter. option, given: where it stands."""
+    """Raise UsageError if a pattern matches no parameter name. option, given: the pattern's option and its value."""
     if not any(re.search(pattern, name) for name in names):
         sentence = (
             f"{option} {given} matches none of the {len(names)} parameters, such as {names[0]} and {names[-1]}; "
@@ -127,10 +127,10 @@ def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any
 
 
 def step(optimizer: torch.optim.Optimizer, skipped: torch.Tensor) -> None:
-    """Take a step of an optimizer, or change neither parameters nor state.
+    """Take a step of an optimizer, or leave parameters and state unchanged.
 
-    skipped: float32 [], 1 for a step that must change nothing, else 0. An optimizer with _step_supports_amp_scaling
-    reads this from its attribute `found_inf` on the device; for other optimizers the host waits for the device.
+    skipped: float32 [], 1 for a skipped step, else 0. An optimizer with _step_supports_amp_scaling reads it from its
+    attribute `found_inf` on the device; for other optimizers the host waits for the device.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.found_inf = skipped  # type: ignore[attr-defined]

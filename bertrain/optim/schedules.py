@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: linear warm-up to the peak, then the schedule that --schedule names."""
+"""The learning rate as a function of the step: linear warm-up to the peak, then the schedule in --schedule."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from bertrain.options import exact
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The learning rate of the steps from `start` on, of which there are `steps`."""
+    """The learning rate of `steps` steps, the first of which is `start`."""
 
     start: int = 0
     steps: int
     peak: float
-    end: float = 0.0  # the share of the peak at which a schedule ends
+    end: float = 0.0  # share of the peak at the end of a schedule
     schedule: str
-    decay_share: float = 0.2  # the share of the steps in which `wsd` decays
+    decay_share: float = 0.2  # share of the steps in which `wsd` decays
     warmup_steps: int  # this step has the peak
-    asked: int = 0  # steps of the warm-up that was requested; `warmup_steps` is less where it is too long
-    warmup: str = ""  # the same as it was given: "50 steps", or a share of the steps
+    asked: int = 0  # requested warm-up steps; `warmup_steps` is less if they do not fit
+    warmup: str = ""  # the requested warm-up as text: "50 steps", or a share of the steps
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step. Raises UsageError if a schedule does not return a number of 0 or more."""
+        """Return the learning rate of a step. Raises UsageError if a schedule returns a negative or invalid number."""
         step -= self.start
         if step < self.warmup_steps:
             return self.peak * (step + 1) / (self.warmup_steps + 1)
@@ -68,5 +68,5 @@ SCHEDULES: dict[str, Callable[..., float]] = {each.__name__: each for each in (l
 SCHEDULES["1-sqrt"] = one_minus_sqrt
 """Functions of (step, steps, warmup_steps) that return a factor on the peak for steps after the warm-up.
 
-docs/extending.md adds one.
+docs/extending.md shows how to add one.
 """

@@ -10,7 +10,7 @@ NAMES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.toml"))
 
 
 def file_of(name: str) -> Path:
-    """Return the file of a recipe. Raises UsageError if there is none of this name."""
+    """Return the file of a recipe. Raises UsageError if there is no recipe with this name."""
     if name not in NAMES:
         sentence = f"--recipe {name} is unknown; give one of {', '.join(NAMES)}, or a file of options with --config"
         raise UsageError(sentence, "unknown", option="recipe", given=name)
