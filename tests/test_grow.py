@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from support.data import SPECIAL
+from support.disk import write
 from support.families import SMALL
 from support.runs import changing, entries, learner, train
 from transformers import AutoModelForMaskedLM
@@ -19,18 +20,11 @@ from bertrain.optim import optimizers
 UPPER = r"layers?\.[23]\.|head|decoder|final_norm|^cls\."  # the last two of four layers, and what is above them
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """name → a configuration of four layers; those of ModernBERT attend to all and to few tokens in turn."""
-    folder = tmp_path_factory.mktemp("model")
-    for name in ("bert", "modernbert"):
-        (folder / name).write_text(json.dumps(SMALL[name] | {"model_type": name, "num_hidden_layers": 4}))
-    return {name: str(folder / name) for name in ("bert", "modernbert")}
-
-
 @pytest.fixture(params=["bert", "modernbert"])
-def config(request, files):
-    return files[request.param]
+def config(request, tmp_path):
+    """A configuration of four layers; those of ModernBERT attend to all and to few tokens in turn."""
+    values = SMALL[request.param] | {"model_type": request.param, "num_hidden_layers": 4}
+    return str(write(tmp_path / request.param, json.dumps(values)))
 
 
 def state(out, step):
@@ -49,8 +43,9 @@ def layer_of(name, prefix):
     return int(name.removeprefix(prefix).split(".")[0]) if name.startswith(prefix) else None
 
 
-def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp_path, files):
-    options = {"model": files["modernbert"], "optimizer": "muon", "steps": 10, "eval_every": 0, "save_every": 5}
+@pytest.mark.parametrize("config", ["modernbert"], indirect=True)
+def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp_path, config):
+    options = {"model": config, "optimizer": "muon", "steps": 10, "eval_every": 0, "save_every": 5}
     options |= {"phase": changing(0.3, 0.6, layers=[1, 2, None]), "lr_scale": [r"layers\.3\.=0.5"]}
     train(dataset.path, tmp_path / "run", grow_by="fresh", **options)
     paths = (tmp_path / "run").glob("step-*")
