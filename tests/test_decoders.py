@@ -76,10 +76,6 @@ def test_tokens_of_a_tokenizer_take_roles_and_texts_get_them_as_rows_do(dataset,
     assert [getattr(ours, f"{role}_token") for role in ROLES] == list(ROLES.values())
     text = write(tmp_path / "text.txt", text)
     given = ("build", text, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--validation", 0, "--roles")
-    for roles in ("mask=<|unknown|>", "bos=<|begin|>", "mask", "cls=<|begin|>,sep=", "pad=a,pad=<|end|>"):
-        refused(command_line, *given, roles, kind="unknown", option="roles")
-    refused(command_line, *given, "cls=<|begin|>,mask=<|begin|>", kind="conflict", option="roles")
-    refused(command_line, *given[:4], "--roles", SPELLED, kind="needs-option", option="roles")
     warned = succeeds(command_line, *given, "pad=<|end|>,mask=a").stderr
     assert "the padding token <|end|> also has another role" in warned
     assert "text may have a" in warned

@@ -42,6 +42,8 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "missing inputs": ["build", "train-tokenizer --out x"],
     "parts-missing out": ["build --finish"],
     "unknown --seed": ["build --finish --seed 1"],
+    "unknown roles": [f"build t.txt --roles {r}" for r in ("mask=[M]", "bos=[CLS]", "mask", "sep=", "pad=a,pad=[SEP]")],
+    "conflict roles": ["build t.txt --roles cls=[CLS],mask=[CLS]"],
     "conflict inputs": ["build t.txt --finish", "import a.bin r.parquet", "train-tokenizer t.txt --type bytes --out x"],
     "conflict part": ["build --finish --part 1/2", "build t.txt --ray auto --part 1/2"],
     "conflict overwrite": ["build --finish --overwrite"],
@@ -108,6 +110,7 @@ def builds():
     yield {"inputs": "no_ids.jsonl", "tokenizer": None}, "empty inputs"
     yield {"inputs": "no_ids.jsonl", "tokenizer": None, "map": ["test_refused_table:nothing"]}, "empty inputs"
     yield {"tokenizer": None, "vocab_size": 3}, "out-of-range vocab_size"
+    yield {"tokenizer": None, "roles": "cls=[CLS]"}, "needs-option roles"
     for tokenizer in ({}, {"tokenizer": None}):
         yield {"map": [f"{PREPARE}:cjk(0.5)"]} | tokenizer, "empty inputs"
     for stream in ("pipe", "-", iter(TEXTS)):
