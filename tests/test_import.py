@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
+from reference import keys
 from support.commands import refuses, succeeds
 from support.data import faults_of, import_ids, stored
 from support.disk import put, write_all
@@ -268,7 +269,7 @@ def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
     dataset = import_ids(tmp_path / "a.bin", tmp_path / "out", tokenizer=vocab, **shares)
     splits = {"train": [], "validation": [], "test": []}
     for document in documents:
-        splits[reference.split_of(document, 0.2, 0.1)].append(document)
+        splits[keys.split(reference.packed(document, "uint16"), validation=0.2, test=0.1)].append(document)
     assert all(splits.values())
     assert stored(dataset) == [*splits["train"], *splits["validation"], *splits["test"]]
     assert stored(import_ids(iter(documents), tmp_path / "given", tokenizer=vocab, **shares)) == stored(dataset)

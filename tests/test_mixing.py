@@ -10,7 +10,6 @@ from support.data import built, make_text
 from support.runs import entries, flags, train
 
 import bertdata
-from bertrain import pretrain as pretraining
 from bertrain.cli import command
 from bertrain.commands import doctor
 from bertrain.commands.evaluate import main as evaluate_main
@@ -78,14 +77,10 @@ def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_
         assert all(value in line for value in (f"{path}: ", f" {weight} ", f"{n:,} ", f" {count / n:.2g} "))
 
 
-def test_a_word_behind_a_dataset_is_refused():
-    result = invoke(pretraining.main, "--data", "A", "0.7", "--out", "nowhere")
-    assert result.exit_code == 2
-    assert "(0.7)" in result.stderr
-
-
-def test_weights_are_in_the_order_of_the_datasets():
+def test_weights_are_in_the_order_of_the_datasets_and_not_behind_them():
     run = Mock()
+    result = invoke(command(run), "--data", "A", "0.7", "--out", "nowhere")
+    assert (result.exit_code, "(0.7)" in result.stderr) == (2, True)
     succeeds(command(run), "--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3")
     assert (run.call_args.args[0].data, run.call_args.args[0].weights) == (("A", "B"), (0.7, 0.3))
     assert Config.make(data="a").data == Config.make(data=["a"]).data == ("a",)

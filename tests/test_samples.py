@@ -260,9 +260,8 @@ def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
 def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "file" / "cache"))
-    with refuses("unwritable") as refused:
+    with refuses("unwritable", given=tmp_path / "file" / "cache"):
         Loader(dataset, length=16, samples="packed")
-    assert "file/cache" in str(refused.value.given)
 
 
 def read_packed(path):

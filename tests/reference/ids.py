@@ -2,8 +2,6 @@
 
 import struct
 
-from reference import keys
-
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 
 
@@ -42,11 +40,6 @@ def split_at(ids, end_token):
         if token == end_token:
             documents.append([])
     return [document for document in documents if document]
-
-
-def split_of(document, validation, test):
-    """The split of a document whose ids are stored as uint16."""
-    return keys.split(packed(document, "uint16"), validation=validation, test=test)
 
 
 def units(documents, shard_size, itemsize):

@@ -1,8 +1,6 @@
 """Slow and obvious: a step of each optimizer, for one tensor as lists of numbers, or for one matrix in float64."""
 
-
-def norm(numbers):
-    return sum(number * number for number in numbers) ** 0.5
+from math import hypot
 
 
 def means_after(means, numbers, beta):
@@ -16,8 +14,8 @@ def lamb(weights, gradient, means, squares, *, number, rate, decay, betas, eps):
     for weight, mean, square in zip(weights, means, squares, strict=True):
         root = (square / (1 - betas[1] ** number)) ** 0.5
         update.append(mean / (1 - betas[0] ** number) / (root + eps) + decay * weight)
-    if decay > 0 and norm(weights) > 0 and norm(update) > 0:
-        rate *= norm(weights) / norm(update)
+    if decay > 0 and hypot(*weights) > 0 and hypot(*update) > 0:
+        rate *= hypot(*weights) / hypot(*update)
     return [weight - rate * part for weight, part in zip(weights, update, strict=True)], means, squares
 
 
