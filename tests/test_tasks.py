@@ -333,6 +333,7 @@ BAD_FILES = [  # task, end of the name, columns, kind of error and option, place
     ("wic", ".jsonl", {}, "bad-row", "line 1", *(rows(WIC | x) for x in NO_WORDS)),
     ("multirc", ".jsonl", {}, "bad-row", "line 1", *(rows(multirc(x)) for x in ("x", math.inf, 0.5))),
     ("multirc", ".jsonl", {}, "bad-row", "line 1", '{"idx": 0, "passage": "a"}'),
+    ("multirc", ".jsonl", {}, "empty", "", '{"idx": 0, "passage": {"text": "a", "questions": []}}'),
 ]
 
 
