@@ -62,7 +62,6 @@ def test_tensors_are_what_models_take(dataset, samples):
     [
         {"num_workers": 0},
         {"num_workers": 2, "persistent_workers": True},  # they hear of the next epoch
-        pytest.param({"num_workers": 5}, marks=pytest.mark.slow),
         pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
     ],
     ids=str,
