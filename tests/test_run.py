@@ -238,11 +238,11 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
-def test_a_write_that_fails_at_the_last_step_ends_the_run(dataset, tmp_path):
-    """Ranks end together, as those of `test_finite.test_ten_skipped_steps_in_a_row_end_a_run_on_all_ranks`."""
+def test_a_write_that_fails_at_the_last_step_ends_all_ranks(dataset, tmp_path):
     with full_at(3):
-        done = invoke(main, "pretrain", *flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "save_every": 1}))
-    assert (done.exit_code, done.stderr.count(os.strerror(errno.ENOSPC))) == (1, 1)
+        arguments = flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "save_every": 1})
+        _, err = runs.on_ranks(2, "bertrain.pretrain", arguments, code=1)
+    assert err.count(os.strerror(errno.ENOSPC)) == 1
     assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == ["step-00000001", "step-00000002"]
 
 

@@ -181,7 +181,7 @@ def _rank(module, arguments, environment, folder):
 
 
 def on_ranks(num_ranks, module, arguments, *, code=0, meanwhile=lambda ranks: None):
-    """Runs a module on ranks as torchrun describes them, which must end with this exit code; returns stdout and stderr.
+    """Runs a module on ranks as torchrun describes them, which must all end with this exit code; returns its output.
 
     meanwhile: called with the processes.
     """
@@ -200,7 +200,7 @@ def on_ranks(num_ranks, module, arguments, *, code=0, meanwhile=lambda ranks: No
             rank.kill()
             rank.join()
         out, err = (Path(folder, name).read_text() for name in ("stdout", "stderr"))
-    assert next((rank.exitcode for rank in ranks if rank.exitcode), 0) == code, err
+    assert {rank.exitcode for rank in ranks} == {code}, err
     return out, err
 
 
