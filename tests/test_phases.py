@@ -314,17 +314,6 @@ def test_a_run_continues_with_other_phases(dataset, other, tmp_path):
         refused_run(dataset.path, out, **QUIET, phase=phases, kind=kind, option=option)
 
 
-def test_a_phase_that_has_not_begun_gets_another_dataset(dataset, other, tmp_path):
-    """In the middle of an entry of the log, which has the losses of each dataset from then on."""
-    first, added = {"steps": 3}, {"steps": 2, "data": str(other.path)}
-    options = QUIET | {"save_every": 2, "log_every": 3, "schedule": "constant"}
-    train(dataset.path, tmp_path / "run", phase=[first], **options)
-    remove_after(tmp_path / "run", 2)
-    logs = (train(dataset.path, tmp_path / name, phase=[first, added], **options) for name in ("run", "alone"))
-    resumed, alone = ([entry["loss"] for entry in log if "loss" in entry] for log in logs)
-    assert resumed == alone
-
-
 # ----------------------------------------------------------------------------------------------------- the command line
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.commands import invoke, json_of, refused, refuses, succeeds
 from support.data import SPECIALS, built
-from support.disk import contents, flip, recorded, write
+from support.disk import contents, recorded, write
 from support.runs import (
     QUIET,
     TINY,
@@ -89,40 +89,26 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
     assert entries(finished)[-1]["validation_loss"] == pytest.approx(total / count, rel=1e-4)
 
 
-def test_the_newest_complete_checkpoint_counts_and_no_run_begins_anew_beside_damaged_ones(finished, dataset, copied):
-    """Damaged ones are named and kept. What a kill left is removed, as its step may never be saved again."""
-    weights = copied / "step-00000006" / "model.safetensors"
-    flip(weights, -1)
-    content = weights.read_bytes()
-    (copied / "step-00000005" / "optimizer.pt").unlink()
-    (copied / "step-00000004" / "checkpoint.json").write_text("{")
-    (copied / "step-00000003" / "trainer.json").rename(copied / "elsewhere")
-    (copied / "step-00000003" / "trainer.json").symlink_to(copied / "elsewhere")
-    (copied / "damaged-by-me").mkdir()
-    with recorded(copied.parent) as disk:
-        newest, warnings = checkpoint.choose(copied)
-    assert (newest, not disk.pending) == (copied / "step-00000002", True)
-    damaged = ["model.safetensors", "optimizer.pt", "checkpoint.json", "trainer.json"]
-    assert [name in line for name, line in zip(damaged, warnings, strict=True)] == [True] * 4
-    (copied / "step-00000001" / "checkpoint.json").unlink()  # it was being removed
-    for name in (".step-00000004.tmp", ".step-100000009.tmp"):
-        write(copied / name / "model.safetensors", "unfinished")
-    (copied / ".last.tmp").symlink_to("nowhere")
-    assert losses(train(dataset.path, copied, steps=6, keep=2)) == losses(entries(finished))
-    assert (copied / "damaged-00000006" / "model.safetensors").read_bytes() == content
-    assert names(copied, "damaged-*") == [*(f"damaged-0000000{step}" for step in (3, 4, 5, 6)), "damaged-by-me"]
-    assert (names(copied), names(copied, ".*.tmp")) == (["step-00000005", "step-00000006"], [])
-    assert (copied / "last").readlink() == Path("step-00000006")
-    (copied / "step-00000006").rename(copied / "step-100000006")  # any number of digits
-    assert checkpoint.choose(copied) == (copied / "step-100000006", [])
-    for step, name in (("00000005", "config.json"), ("100000006", "model.safetensors")):
-        index = copied / f"step-{step}" / "checkpoint.json"
+def test_a_checkpoint_is_complete_if_its_index_lists_all_of_it_and_none_is_a_link(copied):
+    """Others are named and kept. What a kill left is removed, as its step may never be saved again."""
+    for step, name in ((6, "config.json"), (5, "model.safetensors")):
+        index = copied / f"step-0000000{step}" / "checkpoint.json"
         files = json.loads(index.read_bytes())["files"]
         del files[name]
         index.write_text(json.dumps({"files": files}))
-    before = contents(copied)
-    refused(main, "pretrain", *flags(dataset.path, copied, steps=6), kind="damaged", option="out")
-    assert contents(copied) == before
+    before = contents(copied / "step-00000006")
+    (copied / "step-00000004" / "trainer.json").rename(copied.parent / "elsewhere")
+    (copied / "step-00000004" / "trainer.json").symlink_to(copied.parent / "elsewhere")
+    (copied / "damaged-00000004").mkdir()
+    with recorded(copied.parent) as disk:
+        newest, warnings = checkpoint.choose(copied)
+    assert (newest, not disk.pending) == (copied / "step-00000003", True)
+    assert ["trainer.json" in line for line in warnings] == [False, False, True]
+    assert names(copied, "damaged-*") == [f"damaged-0000000{each}" for each in ("4", "4-2", "5", "6")]
+    assert contents(copied / "damaged-00000006") == before
+    newest.rename(copied / "step-100000006")  # any number of digits
+    write(copied / ".step-100000009.tmp" / "model.safetensors", "unfinished")
+    assert (checkpoint.choose(copied), names(copied, ".*.tmp")) == ((copied / "step-100000006", []), [])
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
