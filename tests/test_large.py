@@ -79,9 +79,11 @@ def test_the_tables_say_what_the_list_says(dataset, kept):
 
 
 def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpus, vocab):
+    pickled = pickle.dumps(Loader(large, length=20))
     with limits(most_listed=3):
         build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
-    for read in (lambda: Loader(large, length=20).read(np.arange(999)), lambda: large.document(0)):
+    reads = [lambda: Loader(large, length=20).read(np.arange(999)), lambda: large.document(0)]
+    for read in (*reads, lambda: pickle.loads(pickled)):
         with refuses("replaced"):
             read()
     assert faults_of(large.path) == []
