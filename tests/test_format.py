@@ -266,7 +266,7 @@ def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, limit, case, piece)
     use(out)
     if array == "documents" and numbers == [2, 1]:
         with refuses("damaged", given=path):
-            list(bertdata.open(out))
+            bertdata.open(out).document(1 if case in ("huge", "beyond") else 2)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
