@@ -115,14 +115,6 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_t
     assert sums[1:] == pytest.approx([entropy, tail_mass], rel=1e-2)
 
 
-def test_a_cache_has_the_masks_of_a_recipe_whose_rows_are_all_alike(dataset, big, tmp_path):
-    for number, (more, share) in enumerate((([], 0.3), (["--mlm-probability", 0.15], 0.15))):
-        out = tmp_path / str(number)
-        succeeds(main, *ask(dataset, big, out, "--max-samples", 40), "--recipe", "tiny", *more)
-        stream = read_record(out / "cache.json")["stream"]
-        assert (stream["masking"]["probability"], stream["length"]) == (share, 32)
-
-
 @pytest.mark.slow
 def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
     out = tmp_path / "logits"
@@ -164,6 +156,7 @@ def test_a_cache_belongs_to_its_samples_and_its_teacher(dataset, corpus, vocab, 
 
 
 def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path, monkeypatch):
+    """A cache within the limit has the masks of the recipe, or those that are given beside it."""
     few, arguments = ["--max-samples", 10], ask(dataset, big, tmp_path / "logits")
     refused(main, *arguments, kind="missing", option="max_samples")
     with monkeypatch.context() as patched:
@@ -171,14 +164,16 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
         refused(main, *arguments, *few, kind="missing", option="yes", says="500")
     with limits(teacher_bytes=1000):
         refused(main, *arguments, *few, kind="missing", option="yes")
-        done = succeeds(main, *arguments, *few, "--yes")
+        done = succeeds(main, *arguments, *few, "--yes", "--recipe", "tiny", "--mlm-probability", 0.15)
     sizes = [path.stat().st_size for path in (tmp_path / "logits").glob("*.npy")]
     assert f"{sum(sizes):,} bytes" in done.output
     more = ["--max-samples", 100, "--unit-samples", 49, "--top-k", 10**6, "--out", tmp_path / "larger"]
     with limits(teacher_units=2):
-        succeeds(main, *arguments, *more)
-    header = read_record(tmp_path / "larger" / "cache.json")
-    assert (header["unit_samples"], header["top_k"]) == (50, dataset.special_tokens.vocab_size)
+        succeeds(main, *arguments, *more, "--recipe", "tiny")
+    headers = [read_record(tmp_path / name / "cache.json") for name in ("logits", "larger")]
+    assert [header["stream"]["masking"]["probability"] for header in headers] == [0.15, 0.3]
+    assert [headers[1][name] for name in ("unit_samples", "top_k")] == [50, dataset.special_tokens.vocab_size]
+    assert headers[1]["stream"]["length"] == 32
 
 
 def test_damage_is_found_and_named(caches, tmp_path):
