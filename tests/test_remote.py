@@ -19,7 +19,7 @@ from support.data import build
 from support.disk import contents, put, without_origins
 from support.limits import limits
 from support.servers import Handler, serving, use_server
-from support.sources import as_jsonl, as_parquet, zstd
+from support.sources import made
 
 from bertdata.cli import main
 from bertdata.remote import access, stores, web
@@ -29,22 +29,13 @@ ROWS = [f"the stone {number} under the river" for number in range(150)]
 TEXT = "\n\n".join(ROWS).encode()
 
 
-PACKED = {
-    "a.txt": TEXT,
-    "a.txt.gz": gzip.compress(TEXT),
-    "a.txt.zst": zstd(TEXT),
-    "a.jsonl": as_jsonl(ROWS),
-    "a.parquet": as_parquet(ROWS, group=50),
-}
-
-
-@pytest.mark.parametrize("name", PACKED)
-def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
-    (tmp_path / name).write_bytes(PACKED[name])
-    options = {"tokenizer": vocab, "shard_size": 2000}
-    build(tmp_path / name, tmp_path / "local", **options)
+@pytest.mark.parametrize("kind", ["text", "gzip", "jsonl", "parquet"])
+def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, kind):
+    path, _ = made(tmp_path, 0, kind, ROWS)
+    options = {"tokenizer": vocab, "shard_size": 2000, "documents": "line"}
+    build(path, tmp_path / "local", **options)
     with limits(first_bytes=100, most_bytes=1000):  # many requests
-        build(bucket.put(f"dir/{name}", PACKED[name]), tmp_path / "remote", **options)
+        build(bucket.put(f"dir/{path.name}", path.read_bytes()), tmp_path / "remote", **options)
     assert without_origins(tmp_path / "remote") == without_origins(tmp_path / "local")
 
 

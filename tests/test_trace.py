@@ -1,20 +1,19 @@
 """Where each document came from: the origins of a build, and from a batch of a past run back to its documents."""
 
-import gzip
 import hashlib
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.commands import refused, refuses, succeeds
 from support.data import build, faults_of, make_text
 from support.disk import published, put, without_origins, write
-from support.sources import as_jsonl, as_parquet, zstd
+from support.sources import as_jsonl, as_parquet, made
 
 import bertdata
 from bertdata.format.origins import Origins, origins_of
+from bertdata.format.records import read_record, write_record
 from bertdata.tokenize.load import load
 from bertrain.commands.trace import loader_of, main, parts_of, stream_of
 
@@ -25,17 +24,13 @@ def origins_in(dataset):
     return [origins.input_and_place(number) for number in range(len(dataset))]
 
 
-@pytest.mark.parametrize("form", ["txt", "txt.gz", "jsonl", "jsonl.zst"])
-def test_a_place_is_the_byte_where_the_document_begins(tmp_path, vocab, form):
-    text = make_text(60)
-    content = as_jsonl(text.split("\n\n")) if "jsonl" in form else text.encode()
-    packed = {"gz": gzip.compress, "zst": zstd}.get(form.rpartition(".")[2], bytes)(content)
-    path = put(tmp_path / f"a.{form}", packed)
-    dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, shard_size=3000, workers=2).dataset
+@pytest.mark.parametrize("kind", ["text", "gzip", "jsonl"])
+def test_a_place_is_the_byte_where_the_document_begins(tmp_path, vocab, kind):
+    path, documents = made(tmp_path, 0, kind, make_text(60).split("\n\n"))
+    options = {"tokenizer": vocab, "validation": 0, "shard_size": 3000, "workers": 2, "documents": "line"}
+    dataset = build(path, tmp_path / "out", **options).dataset
     assert len(dataset.splits["train"]) > 2
-    begins = [content.index(f"Document {number}.".encode()) for number in range(60)]
-    begins = [content.rindex(b"{", 0, begin) if "jsonl" in form else begin for begin in begins]
-    assert origins_in(dataset) == [(str(path), begin) for begin in begins]
+    assert origins_in(dataset) == [(str(path), begin) for begin, _ in documents]
 
 
 def test_every_document_has_the_place_where_it_begins(tmp_path, vocab):
@@ -63,16 +58,21 @@ def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
     assert {name for name, _ in origins_in(made[0])} == {str(tmp_path / "b.jsonl")}
 
 
-def test_names_that_no_input_can_have_are_damage(tmp_path, dataset):
-    copy = shutil.copytree(dataset.path, tmp_path / "copy")
+def test_sealed_origins_that_break_a_rule_are_damage(tmp_path, dataset):
+    origins = shutil.copytree(dataset.path, tmp_path / "copy") / "origins"
+    file, record = origins / "train-00000.npy", read_record(origins / "origins.json")
+    file.write_bytes(file.read_bytes()[:-8] + b"\xff" * 8)  # no input has this number
+    record["shards"]["train-00000"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    write_record(origins / "origins.json", record)
+    (fault,) = faults_of(origins.parent)
+    assert str(file) in fault
     for name in ("a\0b", "\ud800"):
-        lines = (json.dumps([name, 1, 1]) + "\n").encode()
-        (copy / "origins" / "inputs.jsonl").write_bytes(lines)
-        inputs = {"number": 1, "bytes": len(lines), "sha256": hashlib.sha256(lines).hexdigest()}
-        record = replace(Origins.read(copy, dataset.manifest), inputs=inputs)
-        for size in (len(lines), 1 << 50, 1 << 70):  # no more is read than is there
+        (origins / "inputs.jsonl").write_text(line := json.dumps([name, 1, 1]) + "\n")
+        for size in (len(line), 1 << 50, 1 << 70):  # no more is read than is there
+            record["inputs"] = {"number": 1, "bytes": size, "sha256": hashlib.sha256(line.encode()).hexdigest()}
+            write_record(origins / "origins.json", record)
             with refuses("damaged"):
-                _ = replace(record, inputs=inputs | {"bytes": size}).named_inputs
+                _ = Origins.read(origins.parent, dataset.manifest).named_inputs
 
 
 def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab, corpus, dataset):
