@@ -204,6 +204,11 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+def visible(folder):
+    """The same without what an unfinished build has."""
+    return {name: content for name, content in contents(folder).items() if not name.startswith(".build")}
+
+
 def write_all(directory, contents):
     """Writes the bytes of files by name, also in directories that are not there yet; returns the directory."""
     for name, content in contents.items():

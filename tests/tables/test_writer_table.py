@@ -15,7 +15,7 @@ import pytest
 from reference import ids
 from support.commands import invoke, tuning
 from support.data import build, import_ids, make_text, train_tokenizer, write_labelled
-from support.disk import contents, failing, put, recorded
+from support.disk import failing, put, recorded, visible
 from support.limits import limits
 from support.servers import directory_as_store
 
@@ -119,11 +119,6 @@ WRITERS = [
 every_writer = pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.name)
 
 
-def written(out):
-    """Name → bytes of what is visible below a directory, without what an unfinished build has."""
-    return {name: content for name, content in contents(out).items() if not name.startswith(".build")}
-
-
 @every_writer
 def test_a_name_is_visible_after_what_it_names_is_on_disk(writer, given, tmp_path):
     with recorded(tmp_path) as disk:
@@ -144,7 +139,7 @@ def test_a_writer_that_fails_publishes_nothing_and_the_next_run_continues(writer
         writer.before(given, tmp_path / name)
         with failing(-1, None) as calls:
             writer.run(given, tmp_path / name)
-    expected = written(tmp_path / "whole")
+    expected = visible(tmp_path / "whole")
     assert len(calls) > 3
     numbers = enumerate(range(0, len(calls), 1 + len(calls) // writer.calls))
     ways = [(failing(number, ERRORS[turn % 2]), None) for turn, number in numbers]
@@ -152,15 +147,15 @@ def test_a_writer_that_fails_publishes_nothing_and_the_next_run_continues(writer
     for turn, (fails, says) in enumerate([*ways, *((full_disk(size), f"{tmp_path}/out") for size in sizes)]):
         out = tmp_path / f"out{turn}"
         writer.before(given, out)
-        old = written(out) if out.exists() else {}
+        old = visible(out) if out.exists() else {}
         with fails, pytest.raises((KeyboardInterrupt, OSError, BertdataError), match=says) as caught:
             writer.run(given, out)
         assert not says or ".tmp" not in str(caught.value)
-        found = written(out)
+        found = visible(out)
         if any(part.endswith(writer.last) for name in found for part in name.split("/")):
             assert found == expected or found.items() >= old.items() > set(), turn  # the new files, or still the old
         try:
             writer.run(given, out)
         except BertdataError as error:  # it had ended
             assert error.kind == "out-exists"  # noqa: PT017
-        assert written(out) == expected, turn
+        assert visible(out) == expected, turn
