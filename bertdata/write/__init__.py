@@ -1,4 +1,4 @@
-"""Text, or ids that others made → a published dataset; a dataset → Parquet."""
+"""Text, or ids from other libraries → a published dataset; a dataset → Parquet."""
 
 from bertdata.write.dataset import BuildReport, build, finish
 from bertdata.write.exchange import export, import_ids

@@ -1,10 +1,10 @@
 """Text → a published dataset.
 
 The inputs are divided into units of about `shard_size` bytes (sources/plan.py). A unit becomes at most one shard in
-each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
-continues from its finished units, when the same command is run again, and gives the same bytes.
+each split. The bytes of a shard depend only on the text, the tokenizer and the settings. After a kill, run the same
+command again: the build continues after its finished units and writes the same bytes.
 
-Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. A build writes
+Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more for decoded texts of Parquet. A build writes
 only to its output directory.
 """
 
@@ -51,20 +51,20 @@ from bertdata.write.staging import (
 )
 from bertdata.write.vocabulary import TokenizerChoice
 
-MOST_UNITS = 1 << 20  # for builds whose inputs are files
+MOST_UNITS = 1 << 20  # only for builds from files
 PUBLISHED = ("documents", "sentences", "validation", "test", "shard_size", "max_documents")  # options in the manifest
 PUBLISHED_IF_GIVEN = ("words", "map", "dedup", "encoding")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """The result of a build: the dataset, and what its manifest does not say."""
+    """The result of a build: the dataset, and facts that its manifest lacks."""
 
     dataset: Dataset
-    first_replaced: str | None = None  # 'file, byte n' or 'file, line n' of the first replaced byte
+    first_replaced: str | None = None  # 'file, byte n' or 'file, line n': the first replaced byte
     replaced_kind: str | None = None  # format of that file, one of choices.INPUT_FORMATS
     first_skipped: str | None = None  # 'file, line n: reason': the first row that was skipped
-    reused_units: int = 0  # number of units that an interrupted run had finished
+    reused_units: int = 0  # number of units from an earlier, interrupted run
 
 
 def build(
@@ -81,25 +81,25 @@ def build(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> BuildReport | None:
-    """Build a dataset from text, and publish it in directory `out`.
+    """Build a dataset from text, and publish it in the directory `out`.
 
-    inputs: names of files, directories and URLs; one, or a list or tuple. Any other iterable gives the texts: str or
-    bytes, each a document. So the names that a generator gives are read as texts. An iterable needs a `tokenizer`, and
-    is read once, in one thread; what it raises passes to the caller. To continue a build that was interrupted, give the
-    same texts from the first on, without `overwrite`.
-    tokenizer: a path, a hub name, or a Vocabulary to train on the text; None: Vocabulary().
+    inputs: a name of a file, directory or URL, or a list or tuple of names. Any other iterable yields texts, str or
+    bytes, one per document; so file names from a generator are read as texts. An iterable needs a `tokenizer` and is
+    read once, in one thread; its exceptions pass to the caller. To continue an interrupted build, pass the same texts
+    from the first on, without `overwrite`.
+    tokenizer: a path, a name on the hub, or a Vocabulary to train on the text; None: Vocabulary().
     special_tokens: add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks.
-    roles: "mask=TOKEN,cls=TOKEN,sep=TOKEN,pad=TOKEN", or some of them: tokens of the tokenizer to take these roles.
-    text: how the inputs are read and divided into documents; None: TextFormat().
-    shares: of the splits; None: Shares().
-    machines: what builds; None: all cores of this machine. With a part the build returns None, and `finish` publishes
-    when all parts are made.
+    roles: "mask=TOKEN,cls=TOKEN,sep=TOKEN,pad=TOKEN", or some of these: use these tokens for these roles.
+    text: how to read the inputs and divide them into documents; None: TextFormat().
+    shares: the shares of the validation and test splits; None: Shares().
+    machines: where to build; None: on all cores of this machine. For one part of several, `build` returns None; call
+    `finish` after all parts are built.
     overwrite: replace a dataset or an unfinished build in `out`.
-    say: called with one line at a time that says what happens.
-    progress: called with the bytes of input that are done, and of all input.
+    say: called with lines of progress, one at a time.
+    progress: called with the bytes of input done so far and the total bytes.
 
-    Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. A KeyboardInterrupt says
-    what is finished and kept. Takes about the time of reading the text once, where the tokenizer has a kernel.
+    Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. A KeyboardInterrupt
+    lists the finished work in its message. A tokenizer with a kernel takes about the time of reading.
     """
     require_local_output(str(out))
     form, machines = replace(text or TextFormat(), warnings=set()), machines or Machines()
@@ -126,13 +126,13 @@ def build(
 
 
 def _named(form: TextFormat) -> dict[str, Any]:
-    """Return the options that decide the bytes of a dataset, beside its inputs, by their names on the command line."""
+    """Return the options that determine the bytes of a dataset for given inputs, by their command-line names."""
     names = {name: each.name for name, each in form.declared() if name not in ("include", "exclude")}
     return {name: getattr(form, attribute) for name, attribute in names.items()} | {"map": list(form.maps)}
 
 
 def _selected(inputs: Any, form: TextFormat) -> Inputs:
-    """Return the inputs that names stand for, or the one of an iterable of texts."""
+    """Return the inputs that the names match, or one input for an iterable of texts."""
     if (names := names_of(inputs)) is not None:
         return find_inputs(names, include=form.include, exclude=form.exclude, any_kind=form.kind is not None)
     if (form.kind, form.text_key, form.encoding, *form.include, *form.exclude) != (None, "text", UTF_8):
@@ -142,7 +142,7 @@ def _selected(inputs: Any, form: TextFormat) -> Inputs:
 
 
 def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], *, overwrite: bool) -> None:
-    """Raise UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
+    """Raise UsageError for options that exclude each other. streams: the inputs that are pipes or iterables."""
     stream, limit = "a pipe or an iterable", "--max-documents"
     given = {"--part": machines.part is not None, "--ray": machines.ray is not None, "--dedup": form.dedup}
     given |= {"--overwrite": overwrite, stream: bool(streams), limit: form.max_documents is not None}
@@ -154,7 +154,7 @@ def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], 
 
 @dataclass(frozen=True)
 class _Build:
-    """What a build makes. Its options were checked."""
+    """Everything that a build needs, after its options were checked."""
 
     plan: BuildPlan
     form: TextFormat
@@ -166,7 +166,7 @@ class _Build:
     progress: Progress
 
     def run(self, directory: Path) -> BuildReport | None:
-        """Make the dataset in a directory, or a part of it."""
+        """Build the dataset, or a part of it, in a directory."""
         files, form, machines, part, say = self.plan.inputs, self.form, self.machines, self.machines.part, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
         count = len(units_of.units) - UNITS_OF_A_STREAM * sum(file.is_stream for file in files)
@@ -189,7 +189,7 @@ class _Build:
                 of_first_pass = lambda done: self.progress(done, passes)  # noqa: E731
                 duplicates = find_duplicates(staging, units_of, machines.threads, say, of_first_pass)
             encoder = TextEncoder(tokenizer, self.shares, units_of, duplicates)
-            with announcing_compilation(say):  # loads or compiles the kernels before the threads start
+            with announcing_compilation(say):  # load or compile the kernels before the threads start
                 encoder.encode(Block(0, 0, 0, []))
             if encoder.why_slow:
                 say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
@@ -215,7 +215,7 @@ class _Build:
 
 
 def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
-    """Return what an interrupted build prints. units: those that are finished."""
+    """Return the message of an interrupted build. units: the finished units."""
     if is_pipe or not units.numbers:
         return "nothing is kept; run the same command again to start over"
     size = f"{units.tally.counts['text_bytes'] / 1e6:,.1f} MB of text"
@@ -223,15 +223,15 @@ def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
 
 
 def _publish(staging: Path, units: FinishedUnits, tokenizer: LoadedTokenizer, plan: BuildPlan) -> None:
-    """Publish a build. Raises InputError if there is no document."""
+    """Publish a build. Raise InputError if there is no document."""
     counts = counts_of_text(units.tally, units.splits(), tokenizer, plan)
     publish(staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))
 
 
 def finish(out: str | Path) -> BuildReport:
-    """Publish a dataset whose parts are all made.
+    """Publish a dataset after all its parts are built.
 
-    Raises BuildError, which names the parts that are missing, or says that the dataset is published already.
+    Raises BuildError if parts are missing, with their names, or if the dataset is published already.
     """
     require_local_output(str(out))
     directory = Path(out)

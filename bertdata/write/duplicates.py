@@ -1,8 +1,8 @@
-"""--dedup: documents whose text came before, found in a pass over all text before it is tokenized.
+"""--dedup: find duplicate documents in one pass over all text, before it is tokenized.
 
-Equal texts have equal hashes of 128 bits (BLAKE2b). The pass writes a hash and an origin (format/origins.py) for each
-document to files by the first byte of the hash. Then one file after the other is sorted. So the memory is that of two
-blocks for each thread, about 200 bytes for each different text of one file in 256, and 24 bytes for each duplicate.
+Texts are equal if their 128-bit hashes (BLAKE2b) are equal. The pass writes the hash and the origin (format/origins.py)
+of each document to one of 256 files, by the first byte of the hash, and then sorts one file at a time. Memory: two
+blocks for each thread, about 200 bytes for each distinct text in one file, and 24 bytes for each duplicate.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from bertdata.sources.documents import Documents
 from bertdata.sources.plan import Plan, find_blocks
 from bertdata.write.machines import Crew
 
-_NAME = "duplicates"  # in the staging directory: origins of the duplicates, ascending
-_TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least
-_FILES = 256  # one for each first byte of a hash
+_NAME = "duplicates"  # file in the staging directory: origins of the duplicates, ascending
+_TOGETHER = 1 << 20  # rows of a file to sort at once, at least
+_FILES = 256  # a file for each first byte of a hash
 
 
 def find_duplicates(
     staging: Path, plan: Plan, workers: int, say: Callable[[str], None], progress: Callable[[int], None]
 ) -> NDArray[np.uint64]:
-    """Return the origins of all documents with the text of an earlier one: uint64 [n], ascending.
+    """Return the origins of all documents whose text equals that of an earlier document: uint64 [n], ascending.
 
-    They are stored in `staging`, where an interrupted run may have left them. progress: called with the bytes of input
-    that are read.
+    Stores the origins in `staging`, and reuses those of an interrupted run. progress: called with the bytes of input
+    read so far.
     """
     path = staging / _NAME
     if not path.exists():
@@ -73,7 +73,7 @@ def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int],
 
 
 def _hashes(some: Documents, num_inputs: int) -> NDArray[np.uint64]:
-    """Return the two halves of the hash and the origin of each document: uint64 [num_documents, 3]."""
+    """Return two halves of a hash, and an origin, for each document: uint64 [num_documents, 3]."""
     text = some.text.data
     digests = (blake2b(text[start : stop - 1], digest_size=16).digest() for start, stop in pairwise(some.offsets))
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2).astype(np.uint64)
@@ -81,9 +81,9 @@ def _hashes(some: Documents, num_inputs: int) -> NDArray[np.uint64]:
 
 
 def _later_ones(path: Path) -> NDArray[np.uint64]:
-    """Return the origins of all rows of a file but the first of each hash. Removes the file.
+    """Return the origins of all rows of a file except the first row of each hash. Removes the file.
 
-    Most documents may have the same text, so rows are read in batches, each as large as the number of distinct rows.
+    Most documents may have the same text, so each batch of rows is as large as the number of distinct rows so far.
     """
     firsts, later = np.zeros((0, 3), np.uint64), list[NDArray[np.uint64]]()
     with open(path, "rb") as file:

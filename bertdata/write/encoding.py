@@ -1,4 +1,4 @@
-"""A block of text → what will be written of its documents."""
+"""A block of text → its encoded documents, ready to write."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, special_count
 
 
 def functions_of(form: TextFormat) -> list[str]:
-    """Return the functions of a user."""
+    """Return the user's functions."""
     return [*form.maps, *([form.words] if form.words else [])]
 
 
 class TextEncoder:
-    """Do all work on a block of text except writing it. Several threads may use it at once."""
+    """Encoder of blocks of text: all work on a block except writing it. Several threads may use it at once."""
 
     def __init__(
         self, tokenizer: LoadedTokenizer, shares: Shares, plan: Plan, duplicates: NDArray[np.uint64] | None = None
     ) -> None:
-        """duplicates: origins of documents to leave out, ascending."""
+        """duplicates: origins of the documents to leave out, ascending."""
         form = plan.form
         self.tokenizer, self.shares, self.plan, self.form, self.duplicates = tokenizer, shares, plan, form, duplicates
         self.word_splitter: WordSplitter | None = function_of(form.words, "--words") if form.words else None
@@ -45,9 +45,9 @@ class TextEncoder:
         return find_blocks(self.plan, lambda unit: unit not in finished, units)
 
     def encode(self, block: Block) -> EncodedDocuments:
-        """Return a block as it will be written.
+        """Return a block in the form that will be written.
 
-        Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
+        Raises InputError like `block.decode`, and TokenizerError for a text that cannot be encoded.
         """
         some, num_inputs = block.decode(), len(self.plan.files)
         if self.duplicates is not None:
@@ -87,9 +87,9 @@ class TextEncoder:
         )
 
     def _tokenized(self, some: Documents) -> tuple[Documents, Encoded, NDArray[np.bool_] | None]:
-        """Return documents, their ids, and which ids begin a word, if that is requested.
+        """Return documents, their ids, and, if requested, whether each id begins a word.
 
-        With --on-error skip, documents that the tokenizer cannot store become bad rows.
+        With --on-error skip, documents that the tokenizer cannot encode become bad rows.
         """
         try:
             return some, *self._ids(some)
@@ -100,7 +100,7 @@ class TextEncoder:
 
     def _ids(self, some: Documents) -> tuple[Encoded, NDArray[np.bool_] | None]:
         def place(number: int) -> str:
-            if self.form.on_error == "skip":  # nobody sees it, and for a line the file is read again
+            if self.form.on_error == "skip":  # nobody sees the line, and finding it reads the file again
                 return ""
             return source_of(self.plan.files[some.inputs[number]], self.form).place(int(some.starts[number]))
 
@@ -111,10 +111,10 @@ class TextEncoder:
         return encoded, self.tokenizer.word_starts(*given, name=place)
 
     def _without_refused(self, some: Documents) -> Documents:
-        """Return the documents that the tokenizer can store; the others are bad rows.
+        """Return the documents that the tokenizer can encode; all other documents become bad rows.
 
-        An error names at least one document. The rest is encoded in two halves, so that many of them take no longer
-        than n log n.
+        Each error names at least one document. The rest is then encoded in two halves, so many bad documents cost at
+        most n log n.
         """
         kept, bad, left = list[NDArray[np.int64]](), [*some.bad], [np.arange(some.starts.size)]
         while left:
@@ -131,7 +131,7 @@ class TextEncoder:
 
     @property
     def why_slow(self) -> str | None:
-        """Why `tokenizers` encodes the text, as a clause; None: an engine does."""
+        """The reason why `tokenizers` encodes the text, as a clause; None if an engine does."""
         engine = self.tokenizer.engine
         if engine.refusal:
             return f"there is no engine for this tokenizer, because {engine.refusal}"
@@ -153,7 +153,7 @@ def _reason(error: TextError) -> BadRow:
 
 
 def _without_duplicates(some: Documents, duplicates: NDArray[np.uint64], num_inputs: int) -> Documents:
-    """Return documents without those whose origins are in `duplicates`, uint64 [n] ascending, and count these."""
+    """Remove and count the documents whose origins are in `duplicates`, uint64 [n], ascending."""
     if not duplicates.size:
         return some
     origins = origins_of(some.inputs, some.starts, num_inputs)

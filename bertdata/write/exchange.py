@@ -1,9 +1,9 @@
-"""Ids that others made → a published dataset, with no id added, left out or changed; a dataset → Parquet.
+"""Ids from other libraries → a published dataset, with no id added, removed or changed; a dataset → Parquet.
 
-The documents of all inputs, end to end, are divided into units of about `shard_size` bytes of ids. An import that was
-killed continues from its finished units, when the same command is run again, and gives the same bytes. One thread reads
-and writes, and the others check and hash. Takes the memory of four blocks of ids for each thread, or of a few copies of
-the longest document or record batch of Arrow.
+The documents of all inputs, concatenated, are divided into units of about `shard_size` bytes of ids. After a kill, run
+the same command again: the import continues after its finished units and writes the same bytes. One thread reads and
+writes; all other threads check and hash. Memory: four blocks of ids for each thread, or a few copies of the longest
+document or Arrow record batch.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def import_ids(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> Dataset:
-    """Import files of ids, and publish them as a dataset in directory `out`.
+    """Import files of ids, and publish them as a dataset in the directory `out`.
 
-    inputs: names of files and directories; one, or a list or tuple. Any other iterable, also a generator, gives a list
-    or an array of ids for each document, which are imported as rows. It is read as `build` reads texts. tokenizer: a
-    path or hub name; the one that made the ids. say, progress: as those of `build`.
+    inputs: one name of a file or directory, or a list or tuple of names. Any other iterable, such as a generator,
+    yields a list or an array of ids for each document, and is read like the texts of `build`. tokenizer: a path or hub
+    name of the tokenizer that made the ids. say, progress: as in `build`.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
@@ -91,7 +91,7 @@ def import_ids(
     if files[0].dtype and len({file.dtype for file in files}) == 1:
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
-    unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
+    unpublished = {} if dtype is None else {"dtype": dtype}  # the ids show whether there was one
     unpublished["tokenizer"] = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
     plan = BuildPlan({**settings, **unpublished}, settings, tuple(read), name_of(tokenizer))
     encoder = IdsEncoder(loaded, shares, files, shard_size)
@@ -100,7 +100,7 @@ def import_ids(
         total = sum(file.num_bytes for file in files)
         with announcing_compilation(say):
             make_units(
-                [Part(range(sys.maxsize), total)],  # one, as the number of units is not known before all is read
+                [Part(range(sys.maxsize), total)],  # one, because the number of units is unknown before all is read
                 encoder,
                 staging,
                 units.numbers,
@@ -119,14 +119,14 @@ def import_ids(
 
 def _opened(names: Sequence[str], kind: str, end_id: int | None, dtype: str | None) -> list[IdsFile]:
     """Open the files of ids with these names."""
-    if kind == "megatron":  # a pattern of the shell names both files of a dataset
+    if kind == "megatron":  # a shell pattern names both files of a dataset
         first = {prefix_of(name): name for name in reversed(names)}
         names = [name for name in names if first[prefix_of(name)] == name]
     return [open_ids(name, kind, end_id, dtype) for name in names]
 
 
 def _format_of(names: Sequence[str], kind: str) -> str:
-    """Return the format of all inputs. Raises UsageError if there is no input, or not one format for all."""
+    """Return the format of all inputs. Raise UsageError if there is no input or more than one format."""
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:
@@ -142,7 +142,7 @@ def _format_of(names: Sequence[str], kind: str) -> str:
 
 
 def _end_id(tokenizer: LoadedTokenizer, kind: str, spelling: str | None) -> int | None:
-    """Return the id of the token that ends documents, or None if the format says where they end."""
+    """Return the id of the token that ends documents, or None if the format stores where documents end."""
     if kind != "nanogpt":
         if spelling is not None:
             sentence = f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out"
@@ -159,10 +159,10 @@ def _end_id(tokenizer: LoadedTokenizer, kind: str, spelling: str | None) -> int 
 
 
 class IdsEncoder:
-    """Check, count and hash ids. Several threads may use it at once."""
+    """Encoder of ids: checks, counts and hashes them. Several threads may use it at once."""
 
     def __init__(self, tokenizer: LoadedTokenizer, shares: Shares, files: Sequence[IdsFile], shard_size: int) -> None:
-        """shard_size: of a unit, in bytes of ids as they are stored."""
+        """shard_size: bytes of stored ids in a unit."""
         self.files, self.shard_size, self.keeps_empty = files, shard_size, not any(shares.limits)
         special_ids, vocab_size = list(tokenizer.special.special_ids), tokenizer.special.vocab_size
         self.shares, self.dtype = shares, np.dtype(tokenizer.token_dtype)
@@ -171,12 +171,12 @@ class IdsEncoder:
         self._number_of[special_ids] = np.arange(len(special_ids))
         borders = np.append(np.append(-1, np.flatnonzero(self._number_of >= 0)), vocab_size)
         widest = int(np.diff(borders).argmax())
-        self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # the most ids side by side, none special
+        self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # longest range of ids without a special one
 
     def find(self, units: range, finished: Container[int]) -> Iterator[Ids]:
-        """Return the documents of all files in order, without those of finished units.
+        """Yield the documents of all files, in order, except documents of finished units.
 
-        A document belongs to the unit of its first id, and one without an id to that of the one before it.
+        A document belongs to the unit of its first id. An empty document belongs to the unit of the document before it.
         """
         first_missing = next(unit for unit in units if unit not in finished)
         skipped = -(-first_missing * self.shard_size // self.dtype.itemsize)
@@ -229,9 +229,9 @@ class IdsEncoder:
 
 
 def _counts(tally: Tally, tokenizer: LoadedTokenizer, empty_sentences: int) -> tuple[SpecialTokens, dict[str, Any]]:
-    """Return the special tokens and the counts of an import.
+    """Return the special tokens, and the counts of an import.
 
-    The separator is the special id with which every document ends, if there is one.
+    The separator is the special id that ends every document, if there is one.
     """
     special, separator = tokenizer.special, None
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
@@ -239,7 +239,7 @@ def _counts(tally: Tally, tokenizer: LoadedTokenizer, empty_sentences: int) -> t
     spelled = zip(tokenizer.spellings, special.special_ids, strict=True)
     of_token = {token: tally.counts[f"{spelling} inside"] for spelling, token in spelled}
     last_ids = {int(name.removeprefix("ends with ")) for name in tally.counts if name.startswith("ends with ")}
-    # bare: documents of one id, or with a last sentence of one
+    # bare: documents, or last sentences, of only one id
     if len(last_ids) == 1 and last_ids <= of_token.keys() - {special.unk} and not tally.counts["bare"]:
         (separator,) = last_ids
         of_token[separator] -= counts["documents"]
@@ -258,12 +258,12 @@ def export(
     split: str = "train",
     progress: Progress = lambda done, total: None,
 ) -> list[Path]:
-    """Write a Parquet file for each shard of a split into directory `out`, and return the files.
+    """Write a Parquet file for each shard of a split to the directory `out`, and return the paths.
 
-    A row is a document, its separator included: the column `input_ids`, a list of int32. progress: called with the
-    bytes of ids that are done, and of all. Takes 16 bytes of memory a document of a shard.
+    Each row is a document including its separator, in the column `input_ids`, a list of int32. progress: called with
+    the bytes of ids done so far and the total bytes. Memory: 16 bytes for each document of a shard.
 
-    Raises UsageError if the dataset has no such split, BuildError if a file exists already, DatasetError for damage.
+    Raises UsageError if the dataset has no such split, BuildError if a file exists, DatasetError for damaged files.
     """
     require_local_output(str(out))
     if split not in dataset.splits:
@@ -287,7 +287,7 @@ def export(
             with stage.open(path.name) as file:
                 write_parquet(file, documents(dataset.tokens(split, number), _offsets(dataset, shard)))
                 sync(file)
-        fsync_directory(directory)  # the next export finds the last file under its temporary name
+        fsync_directory(directory)  # the next export finds the temporary name of the last file
         try:
             stage.publish()
         except BaseException:
@@ -298,9 +298,9 @@ def export(
 
 
 def _offsets(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
-    """Return the offsets of the documents of a shard, with those that have no id where they were, checked to ascend."""
+    """Return the offsets of the documents of a shard, including empty documents in their places. Checks their order."""
     offsets = dataset.array(shard.name, "documents").astype(np.int64)
-    if "empty" in shard.arrays:  # how many documents come before each one that has no id
+    if "empty" in shard.arrays:  # number of documents before each empty one
         empty = dataset.array(shard.name, "empty").astype(np.int64)
         if empty.size and not 0 <= empty.min() <= empty.max() < offsets.size:
             raise damaged(dataset.path)
@@ -311,10 +311,10 @@ def _offsets(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
 
 
 def _require_new(paths: Sequence[Path]) -> None:
-    """Raise BuildError if a file exists that no export left.
+    """Raise BuildError if a file exists that is not from an interrupted export.
 
-    Where the last file has a temporary name, an export was killed before it gave that name, and a file without one is
-    complete and written again.
+    If the last file has its temporary name, an export was killed before it renamed that file. Then files with final
+    names are complete, and are written again.
     """
     temporary = {path: path.with_name(path.name + TEMPORARY) for path in paths}
     if temporary[paths[-1]].exists() and not paths[-1].exists():

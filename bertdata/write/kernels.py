@@ -1,6 +1,6 @@
-"""Compiled loops over the text of a build, in addition to tokenizing, and over the ids of an import.
+"""Compiled loops over the text of a build (except tokenization) and over the ids of an import.
 
-Python allocates the arrays, and a kernel never raises. tests/reference has a reference implementation of each.
+Python allocates the arrays, and a kernel never raises. tests/reference has a reference implementation of each kernel.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SPLIT_KEY = np.uint64(absorbed(purpose("split")))
 class Literals(NamedTuple):
     """Strings to search a text for."""
 
-    data: Any  # uint8 [n]: the strings one after the other, in UTF-8
+    data: Any  # uint8 [n]: the concatenated strings, in UTF-8
     bounds: Any  # int64 [num_strings + 1]: string t is data[bounds[t] : bounds[t + 1]]
-    first_bytes: Any  # uint8 [m]: the different bytes with which strings begin
+    first_bytes: Any  # uint8 [m]: the distinct first bytes of the strings
 
 
 @intrinsic
 def _equal64(typing: Any, array: Any, offset: Any, byte: Any) -> Any:
-    """Return a bit for each of the 64 bytes at an offset: 1 where it is `byte`. Compiles to vector instructions."""
+    """Return a word with a bit for each of 64 bytes at an offset: 1 for `byte`. Compiles to vector instructions."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def is_set(builder: Any, text: Any) -> Any:
@@ -45,9 +45,7 @@ def _equal64(typing: Any, array: Any, offset: Any, byte: Any) -> Any:
 
 @intrinsic
 def _spaces64(typing: Any, array: Any, offset: Any) -> Any:
-    """Return a bit for each of the 64 bytes at an offset: 1 where it is ASCII white space. Compiles to vector
-    instructions.
-    """
+    """Return a word with a bit for each of 64 bytes: 1 for ASCII white space. Compiles to vector instructions."""
 
     def is_set(builder: Any, text: Any) -> Any:
         return builder.or_(is_byte(builder, text, SPACE), is_among(builder, text, TAB, RETURN - TAB + 1))
@@ -56,7 +54,7 @@ def _spaces64(typing: Any, array: Any, offset: Any) -> Any:
 
 
 def literals(strings):
-    """Return the record of strings for `count_literals`."""
+    """Return the strings as Literals for `count_literals`."""
     encoded = [string.encode() for string in strings]
     bounds = np.append(0, np.cumsum([len(string) for string in encoded], dtype=np.int64))
     first_bytes = np.array(sorted({string[0] for string in encoded if string}), np.uint8)
@@ -94,14 +92,14 @@ def count_literals(text, size, strings, counts):
 
 @jit()
 def _bounds(data, offsets, gap, i):
-    """Return where document i begins and ends, inside data."""
+    """Return the start and the end of document i in data."""
     start = min(max(offsets[i], 0), data.size)
     return start, min(max(offsets[i + 1] - gap, start), data.size)
 
 
 @jit()
 def count_words(data, offsets, gap, counts):
-    """Write the number of words of each document to counts int64 [N]; without branches that depend on the bytes.
+    """Write the number of words of each document to counts int64 [N]. No branch depends on the bytes.
 
     A word is a longest run of bytes that are not ASCII white space: space, tab, LF, VT, FF and CR. data: uint8,
     TEXT_PADDING bytes longer than the documents. offsets int64 [N + 1]: document i is
@@ -109,7 +107,7 @@ def count_words(data, offsets, gap, counts):
     """
     for i in range(counts.size):
         start, stop = _bounds(data, offsets, gap, i)
-        count, before = 0, uint64(1)  # whether the byte before is white space
+        count, before = 0, uint64(1)  # whether the previous byte is white space
         for base in range(start, stop, 64):
             length, spaces = min(stop - base, 64), _spaces64(data, base)
             begins = ~spaces & ((spaces << uint64(1)) | before)
@@ -149,7 +147,7 @@ def hash_documents(data, offsets, gap, out):
 
 @jit()
 def copy_ranges(source, ranges, out):
-    """Copy source[start:stop] of each row of ranges int64 [n, 2] to `out`, one after the other, until it is full."""
+    """Concatenate source[start:stop] for each row (start, stop) of ranges int64 [n, 2] into `out`, until it is full."""
     place = 0
     for k in range(ranges.shape[0]):
         start = min(max(ranges[k, 0], 0), source.size)
@@ -162,18 +160,18 @@ def copy_ranges(source, ranges, out):
 
 @jit()
 def count_special(ids, number_of, plain, counts):
-    """Count the special ids among ids [n], integers of any kind but uint64, into counts int64 [num_special].
+    """Count the special ids in ids [n], integers of any dtype except uint64, into counts int64 [num_special].
 
-    number_of int32 [V]: the number of each special id, -1 for others. plain: half-open, a range of the vocabulary in
-    which no id is special; 64 ids inside it cost little, and others a look-up each. Returns the index of the first id
-    outside the vocabulary, where it stops, or -1.
+    number_of int32 [V]: the index of each special id, -1 for all other ids. plain: a half-open range of ids without a
+    special one; 64 ids inside it are checked at once, ids outside it one by one. Stops at the first id outside the
+    vocabulary and returns its index, or -1 if there is none.
     """
     start, stop = plain
     for base in range(0, ids.size, 64):
         block = ids[base : base + 64]
         if block.size == 64:
             smallest = largest = block[0]
-            for k in range(64):  # a constant number, so that it compiles to vector instructions
+            for k in range(64):  # a constant count, to compile to vector instructions
                 smallest, largest = min(smallest, block[k]), max(largest, block[k])
             if smallest >= start and largest < stop:
                 continue

@@ -1,8 +1,8 @@
-"""Make the units of a build or an import: by threads of this machine or tasks of a Ray cluster, a part each.
+"""Make the units of a build or an import, with threads of this machine or with one Ray task for each part.
 
-Ray runs a task again if its process, node or disk fails, and an attempt that was given up may still write. So each unit
-has its own directory, .build/attempts-*/*/, for its unfinished files. Files of two attempts that get the same name in
-.build/ have the same bytes. The driver publishes.
+Ray runs a task again if its process, node or disk fails, and the abandoned attempt may still write. So each attempt
+writes its unfinished files of a unit to a separate directory, .build/attempts-*/*/. Two attempts that write the same
+name in .build/ write the same bytes. The driver publishes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from bertdata.write.encoding import TextEncoder, functions_of
 from bertdata.write.staging import ATTEMPTS, FinishedUnits, UnitRecord, require_unchanged
 from bertdata.write.units import EncodedDocuments, UnitWriter
 
-LARGE = 1 << 24  # bytes of an item that is alone in memory in its task: it has a long document
+LARGE = 1 << 24  # bytes; a larger item has a long document, and is alone in memory in its task
 _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
-_PARALLELISM = "TOKENIZERS_PARALLELISM"  # false: `tokenizers` starts no threads in addition to ours
+_PARALLELISM = "TOKENIZERS_PARALLELISM"  # "false": `tokenizers` starts no threads of its own
 _Task = TypeVar("_Task")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -43,25 +43,25 @@ _Block = TypeVar("_Block")
 
 
 class _Stopped(Exception):
-    """Nobody needs the result of this task."""
+    """The result of this task is no longer needed."""
 
 
 class Crew:
-    """Threads that make tasks, each from beginning to end, and threads that work on the items of all tasks.
+    """Threads that each run a task from beginning to end, and threads that process the items of all tasks.
 
-    The caller's thread only waits, so it can be interrupted at any time.
+    The caller's thread only waits, so Ctrl-C works at any time.
     """
 
     def __init__(self, workers: int) -> None:
-        """workers: how many threads work on items; as many tasks are made at the same time."""
+        """workers: the number of threads that process items, and the number of tasks that run at the same time."""
         self.workers, self._lock = workers, threading.Lock()
         self._first_failed, self._is_stopped = sys.maxsize, False
 
     def run(self, work: Callable[[_Task, Any], None], tasks: Sequence[_Task]) -> None:
-        """Call work(task, in_order) for each task; in_order is `in_order` below. Tasks begin in order.
+        """Call work(task, in_order) for each task, with the method `in_order`. Tasks start in order.
 
-        After a BertdataError later tasks end, and earlier ones continue, because they may fail too: raises the error of
-        the first task that failed. After any other error all end.
+        After a BertdataError, later tasks stop, but earlier tasks continue, because they may fail too: the error of the
+        first failed task is raised. After any other error all tasks stop.
         """
         self._num_left = len(tasks)
         with (
@@ -71,7 +71,7 @@ class Crew:
             made = [pool.submit(self._make, work, number, task) for number, task in enumerate(tasks)]
             try:
                 wait(made)
-            finally:  # after Ctrl-C the threads still run
+            finally:  # after Ctrl-C the threads are still running
                 self._is_stopped = True
         for error in (future.exception() for future in made):
             if error and not isinstance(error, _Stopped):
@@ -102,13 +102,12 @@ class Crew:
         items: Iterable[_Item],
         size_of: Callable[[_Item], int] = lambda item: 0,
     ) -> Generator[_Result]:
-        """Yield work(item) of each item of a task, in order. This thread makes the items.
+        """Yield work(item) for each item of a task, in order. The calling thread makes the items.
 
-        number: of the task. size_of: bytes of an item. One of more than LARGE is alone in memory: this thread does the
-        work on it when all before it are done, and makes the next item after that.
+        number: the index of the task. size_of: returns the bytes of an item. An item of more than LARGE bytes is alone
+        in memory: the calling thread processes it after all earlier items, before it makes the next item.
 
-        If an item cannot be made, because of a BertdataError, an error of the work on an earlier item is raised
-        instead, if there is one.
+        If making an item raises BertdataError, and the work on an earlier item failed too, the earlier error is raised.
         """
         waiting, coming = deque[Future[_Result]](), iter(items)
 
@@ -136,7 +135,7 @@ class Crew:
                 continue
             waiting.append(self._pool.submit(do, item))
             del item
-            ahead = 2 * self.workers // min(self.workers, self._num_left) - 1  # of one task, more if others have ended
+            ahead = 2 * self.workers // min(self.workers, self._num_left) - 1  # higher if other tasks have ended
             while waiting and (waiting[0].done() or len(waiting) > ahead):
                 yield waiting.popleft().result()
         while waiting:
@@ -144,16 +143,16 @@ class Crew:
 
 
 class Encoder(Protocol[_Block]):
-    """What makes documents of an input."""
+    """The interface of objects that turn inputs into encoded documents."""
 
-    shard_size: int  # of a unit, in bytes
-    keeps_empty: bool  # whether to store where documents without ids were
+    shard_size: int  # bytes of a unit
+    keeps_empty: bool  # whether to store the places of empty documents
 
     def find(self, units: range, finished: Container[int]) -> Iterator[_Block]:
-        """Return the blocks of some units but those that are finished, in order."""
+        """Return the blocks of some units in order, except finished units."""
 
     def encode(self, block: _Block) -> EncodedDocuments:
-        """Encode a block. Several threads may call it at once."""
+        """Encode a block. Several threads may call this at once."""
 
 
 def make_units(
@@ -170,12 +169,12 @@ def make_units(
 ) -> None:
     """Make units on `workers` threads.
 
-    One thread finds the blocks of a part and writes them in order; others encode them. A part is ahead of what it has
-    written by 2 blocks, or by up to 2 * workers blocks where fewer parts are left than workers.
+    One thread finds the blocks of a part and writes them in order; other threads encode them. A part reads up to 2
+    blocks ahead of its writes, or up to 2 * workers blocks if fewer parts are left than workers.
 
-    parts: in order. finished: units to skip. keep: called with the record of each unit, by several
-    threads at once. apart: as `Stage`. progress: called with the bytes of input that are read. items: the iterable that
-    is read, if the input is one.
+    parts: in order. finished: units to skip. keep: called with the record of each unit, by several threads at once.
+    apart: as in `Stage`. progress: called with the bytes of input read so far. items: the iterable, if the input is
+    one.
     """
     missing, done = _missing(parts, finished)
     lock = threading.Lock()
@@ -187,7 +186,7 @@ def make_units(
             progress(int(done))
 
     def counted_blocks(part: Part, blocks: Iterator[EncodedDocuments]) -> Iterator[EncodedDocuments]:
-        """Yield the blocks of a part, and count the bytes read for each. Their sum is the size of the part."""
+        """Yield the blocks of a part, and count the bytes read for each block. The sum is the size of the part."""
         before, left = -1, part.size
         for block in blocks:
             read: float = max(0, min(block.bytes_read - before, left)) if before >= 0 else 0
@@ -204,7 +203,7 @@ def make_units(
                 with UnitWriter(staging, unit, encoder.shard_size, apart, keeps_empty=encoder.keeps_empty) as writer:
                     for documents in of_unit:
                         writer.append(documents)
-                        del documents  # before the next ones are made
+                        del documents  # before the next blocks are made
                     keep(writer.commit(items.checksums[unit] if items else None))
 
     before = os.environ.get(_PARALLELISM)
@@ -212,7 +211,7 @@ def make_units(
     try:
         Crew(workers).run(make, missing)
     finally:
-        os.environ.pop(_PARALLELISM, None)  # another thread may have removed it
+        os.environ.pop(_PARALLELISM, None)  # another thread may have removed the variable
         if before is not None:
             os.environ[_PARALLELISM] = before
     if items:
@@ -220,7 +219,7 @@ def make_units(
 
 
 def _missing(parts: Sequence[Part], finished: Container[int]) -> tuple[list[Part], float]:
-    """Return the parts that have a unit to make, and the bytes of input of the others."""
+    """Return the parts with unfinished units, and the bytes of input of all other parts."""
     missing = [part for part in parts if not all(unit in finished for unit in part.units)]
     return missing, sum(part.size for part in parts) - sum(part.size for part in missing)
 
@@ -229,17 +228,17 @@ def _missing(parts: Sequence[Part], finished: Container[int]) -> tuple[list[Part
 
 
 def versions(encoder: TextEncoder) -> list[str]:
-    """Return the version of bertdata, and those of the functions of --map and --words."""
+    """Return the versions of bertdata and of the functions of --map and --words."""
     return [bertdata.__version__, *(f"{spec}: {code_of(spec)}" for spec in functions_of(encoder.form))]
 
 
 @contextmanager
 def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Make this process a driver of a Ray cluster within the context. A cluster that it has joined before is kept.
+    """Connect this process to a Ray cluster, as a driver, within the context. Keeps an existing connection.
 
-    address: HOST:PORT; "auto", which is $RAY_ADDRESS or the cluster that runs on this machine; or "local", a cluster of
-    this machine's cores that ends with the context. say: called with a line that names the cluster. Raises UsageError
-    for what is not an address, and BuildError if Ray is not installed or there is no such cluster.
+    address: HOST:PORT; "auto", which means $RAY_ADDRESS or the running cluster on this machine; or "local", a new
+    cluster on the cores of this machine that ends with the context. say: called with a line that names the cluster.
+    Raises UsageError for an invalid address, and BuildError if Ray is not installed or there is no such cluster.
     """
     where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if not _ADDRESS.fullmatch(where):
@@ -255,7 +254,7 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
     is_joined = ray.is_initialized()
     try:
         if not is_joined:
-            if ":" in where:  # Ray itself would try for minutes
+            if ":" in where:  # Ray itself would retry for minutes
                 host, _, port = where.rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
             only_here: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
@@ -280,19 +279,19 @@ def _cpus() -> int:
 def encode_on_cluster(
     encoder: TextEncoder, staging: Path, units: FinishedUnits, *, workers: int | None, progress: Callable[[int], None]
 ) -> None:
-    """Make the units of a plan by tasks, in a `connected` context.
+    """Make the units of a plan with Ray tasks, in a `connected` context.
 
-    units: those that are finished, which are skipped; the new ones are added. workers: how many tasks at the
-    same time; None: as many as the cluster takes. progress: called with the bytes of input whose units are finished.
+    units: the finished units; they are skipped, and new ones are added. workers: the number of tasks at the same time;
+    None: as many as the cluster runs. progress: called with the bytes of input whose units are finished.
 
-    Raises what the first task raises that fails in the order of the text, and BuildError if Ray gives a task up.
+    Raises the error of the failed task that is first in the order of the text, and BuildError if Ray gives up a task.
     """
     import ray
 
     retries: dict[str, Any] = {"max_retries": 3, "retry_exceptions": [OSError]}
     make = ray.remote(num_cpus=1, **retries)(make_task)
     missing, done = _missing(encoder.plan.parts(_cpus()), units.numbers)
-    # At the end what still runs fails at its next file; ray.cancel (2.60) ends this process if a task ends meanwhile.
+    # Tasks that still run fail at their next file. ray.cancel (2.60) would end this process if a task ends meanwhile.
     with TemporaryDirectory(prefix=ATTEMPTS, dir=staging.absolute(), ignore_cleanup_errors=True) as attempts:
         job = [ray.put((encoder, Path(attempts), Path.cwd(), versions(encoder)))]
         results = (make.remote(job, part, units.numbers.intersection(part.units)) for part in missing)
@@ -306,7 +305,7 @@ def encode_on_cluster(
 
 
 def _result(reference: Any) -> list[UnitRecord]:
-    """Return the result of a task. Raises what the task raised, as if it had run in this process."""
+    """Return the result of a task. Raises the error of the task as if it had run in this process."""
     import ray
     from ray.exceptions import RayError
 
@@ -321,7 +320,7 @@ def _result(reference: Any) -> list[UnitRecord]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first sentence of a message of Ray."""
+    """Return the first sentence of a Ray error message."""
     return " ".join(str(error).split()).partition(" traceback:")[0].partition(". ")[0].rstrip(".")
 
 
@@ -330,11 +329,11 @@ def _reason(error: BaseException) -> str:
 
 @lru_cache(maxsize=1)
 def _received(job: Any) -> tuple[TextEncoder, Path]:
-    """Return the encoder and the directory of attempts, which all tasks of a process share. job: a reference."""
+    """Return the encoder and the directory of attempts, shared by all tasks of a process. job: a Ray reference."""
     import ray
 
     encoder, attempts, working_directory, expected_versions = ray.get(job)
-    with suppress(OSError):  # where all inputs are absolute paths or URLs it need not be there
+    with suppress(OSError):  # with only absolute paths and URLs as inputs, it may be missing
         os.chdir(working_directory)
     node, here, out = platform.node(), versions(encoder), attempts.parent.parent
     if not attempts.exists():
@@ -347,14 +346,14 @@ def _received(job: Any) -> tuple[TextEncoder, Path]:
 
 
 def make_task(job: list[Any], part: Part, finished: set[int]) -> list[UnitRecord]:
-    """Make the units of a part but those that are finished. Return the record of each that has documents.
+    """Make the unfinished units of a part. Return the records of the units that have documents.
 
-    job: a list with a reference: Ray would load the content of a reference alone for each task.
+    job: a list with one reference: Ray would load a bare reference again for each task.
     """
     encoder, attempts = _received(job[0])
     records, plan = list[UnitRecord](), encoder.plan
     inputs = [plan.files[index] for index in plan.inputs_of(part.units)]
-    local = [file for file in inputs if not file.remote]  # each request for a URL asks for the version of the plan
+    local = [file for file in inputs if not file.remote]  # each request for a URL asks for the version in the plan
     try:
         require_unchanged(local, "let all nodes see the same files, and run again")
     except InputError as error:

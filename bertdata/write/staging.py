@@ -1,4 +1,4 @@
-"""An unfinished build in the directory .build: its locks, its plan, its finished units, and how it is published."""
+"""An unfinished build in the directory .build: its locks, its plan, its finished units, and its publication."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from bertdata.types import SpecialTokens
 
 STAGING = ".build"
 PLAN = "plan.json"
-ATTEMPTS = "attempts-"  # prefix of the directory in which the tasks of a cluster write
+ATTEMPTS = "attempts-"  # prefix of the directory where the tasks of a cluster write
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
-OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
-_ROWS_JOINED = 256  # shards that are joined at a time, because one alone takes 1 KB
+OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → the option that counts them
+_ROWS_JOINED = 256  # shards to join at a time, because a single one takes 1 KB
 _SHARD_FILE = rf"({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy)"
 _OF_SHARDS = re.compile(rf"{_SHARD_FILE}|{TABLE}|{DIGESTS}")
-_OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what was removed while it was open
+_OURS = re.compile(  # names in a staging directory; NFS renames removed open files to .nfs…
     rf"(\.nfs.+|(.+\.)?lock|(plan|replaced|tokenizer(_config|_name)?)\.json|(unit-[0-9]+|part-[0-9]+-of-[0-9]+)\.json|"
     rf"duplicates|hashes-[0-9]+|(removed-)?{ATTEMPTS}.*|{_SHARD_FILE})({TEMPORARY})?"
 )
-_NUMBER = re.compile(r"-([0-9]{5,})\.")  # number of the unit in the file names of its shards
+_NUMBER = re.compile(r"-([0-9]{5,})\.")  # the unit's number in the file names of its shards
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What decides the bytes of a dataset. An unfinished build continues only with the same plan."""
+    """Everything that determines the bytes of a dataset. An unfinished build continues only with the same plan."""
 
-    settings: Mapping[str, Any]  # by the names of options
-    published: Mapping[str, Any]  # those of them that the manifest has
+    settings: Mapping[str, Any]  # by command-line names
+    published: Mapping[str, Any]  # the settings that are in the manifest
     inputs: tuple[Input, ...]
-    tokenizer_name: str | None  # of its directory or on the hub
+    tokenizer_name: str | None  # name of its directory or on the hub
     unit_rule: int = UNIT_RULE
 
     @classmethod
     def read(cls, staging: Path) -> BuildPlan | None:
-        """Read the plan of an unfinished build; or None. Raise BuildError for one of a different version."""
+        """Return the plan of an unfinished build, or None. Raise BuildError if a different version wrote it."""
         try:
             members = json.loads((staging / PLAN).read_bytes())
             plan = cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
@@ -71,25 +71,25 @@ class BuildPlan:
             raise BuildError(sentence, "other-version", option="out", given=staging.parent) from None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the plan as it is written."""
+        """Return the plan in the form that is written."""
         return vars(self) | {"inputs": [[file.name, file.size, file.version] for file in self.inputs]}
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of documents, in addition to what is stored of each."""
+    """Counts over documents, in addition to the stored arrays."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """"[SEP] inside" is how often text spells a special token, or ids have it; an import has "ends with 3", which is
-    not 0 if documents end with id 3. If they end with several ids, it has at least two of them."""
+    """"[SEP] inside" counts a special token that the text spells or the ids contain. An import has "ends with 3", which
+    is not 0 if a document ends with id 3; if documents end with different ids, it has at least two such counts."""
     first: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Kind of problem → number of the input, offset or row in it, and more, of the first document with it:
+    """Kind of problem → (number of the input, offset or row in it, ...) for the first document with this problem:
 
     "replaced": invalid bytes, "skipped": a skipped row, with the reason.
     """
 
     def add(self, other: Tally) -> None:
-        """Add what was counted of other documents."""
+        """Add the counts of other documents."""
         self.counts.update(other.counts)
         for name, place in other.first.items():
             self.first[name] = min(place, self.first.get(name, place))
@@ -101,12 +101,12 @@ class UnitRecord:
 
     unit: int
     tally: Tally
-    shards: Mapping[str, Shard]  # split → its shard; a split without documents has none
-    origins: Mapping[str, str]  # name of a shard → SHA-256 of the origins of its documents; imports have none
-    crc32: int | None = None  # of the items of an iterable from which it was made
+    shards: Mapping[str, Shard]  # split → its shard; empty splits are missing
+    origins: Mapping[str, str]  # name of a shard → SHA-256 of its origins; {} for imports
+    crc32: int | None = None  # CRC-32 of its items, if the input is an iterable
 
     def sealed(self) -> bytes:
-        """Return the file of the record."""
+        """Return the bytes of the record's file."""
         shards = {split: vars(shard) for split, shard in self.shards.items()}
         record = {**vars(self), "format_version": FORMAT_VERSION, "tally": vars(self.tally), "shards": shards}
         return sealed_record(record, indent=None)
@@ -122,28 +122,28 @@ class UnitRecord:
 
 
 def record_name(unit: int) -> str:
-    """Return the name of the record of a unit. The file exists if the unit is finished."""
+    """Return the file name of a unit's record. The file exists if the unit is finished."""
     return f"unit-{unit:05d}.json"
 
 
 class FinishedUnits:
-    """The finished units of an unfinished build. Threads may add some at the same time.
+    """The finished units of an unfinished build. Several threads may add units at once.
 
-    A record takes 3 KB. Here a unit takes 0.4 KB, because its counts are added to the rest. Raises DatasetError if a
+    A record takes 3 KB, but a unit takes only 0.4 KB here, because all counts are added up. Raises DatasetError if a
     record is damaged.
     """
 
     def __init__(self, staging: Path) -> None:
         self.numbers, self.tally = set[int](), Tally()
         self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
-        self.checksums = dict[int, int]()  # of units that were made from an iterable
+        self.checksums = dict[int, int]()  # number of a unit → CRC-32 of its items, if the input is an iterable
         self._shards = {split: list[Split]() for split in SPLITS}
         self._lock = threading.Lock()
         for path in staging.glob("unit-*.json"):
             self.add(UnitRecord.read(path))
 
     def add(self, record: UnitRecord) -> None:
-        """Add a unit that is not there yet."""
+        """Add a unit, unless it is there already."""
         with self._lock:
             for split, shard in record.shards.items():
                 parts = self._shards[split]
@@ -157,23 +157,23 @@ class FinishedUnits:
                 self.checksums[record.unit] = record.crc32
 
     def splits(self) -> dict[str, Split]:
-        """Return the splits that have a shard, each with its shards in the order of the units."""
+        """Return the nonempty splits, each with its shards in the order of the units."""
         return {split: Split.joined(parts) for split, parts in self._shards.items() if parts}
 
 
 @contextmanager
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
-    """Make and lock the directory .build of a dataset. Parts share it, and each part has its own lock.
+    """Make and lock the directory .build of a dataset. All parts share the directory, and each has its own lock.
 
-    A failure removes the directory, unless a unit or a part is finished or a publication has begun. Raise BuildError if
-    another process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
+    A failure removes .build, unless a unit or a part is finished or publication has begun. Raise BuildError if another
+    process holds the lock, or if the dataset's directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
     require_usable(directory, overwrite=overwrite, is_new=not staging.exists())
     created = not directory.exists()
     busy, advice = f"{directory} is being built", "wait for it"
     with ExitStack() as locks:
-        while True:  # until the directory is not the one that a build, which has just ended, removed
+        while True:  # until the locked directory still exists: a build that ends removes it
             is_new = not staging.exists()
             make_directory(staging)
             with suppress(FileNotFoundError):
@@ -183,12 +183,12 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             lock_of_part = staging / part_name(*part).replace(".json", ".lock")
             locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
         try:
-            require_usable(directory, overwrite=overwrite, is_new=is_new)  # again: a build may have ended, a pull begun
+            require_usable(directory, overwrite=overwrite, is_new=is_new)  # a build may have ended or a pull begun
             with naming(directory):
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
             is_begun = any(staging.glob("unit-*")) or any(staging.glob("part-*.json"))  # a part may have no units
-            # Without .build, files that a killed build has moved would be taken for somebody else's.
+            # Without .build, files that a killed build has moved would look like foreign files.
             is_moved = not (directory / MANIFEST).exists() and any(path != staging for path in directory.iterdir())
             if part is None and not is_begun and (is_new or not is_moved):
                 with suppress(OSError):
@@ -199,9 +199,9 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
 
 
 def remove_staging(staging: Path) -> None:
-    """Remove the directory of a build whose lock this process holds.
+    """Remove the directory of a build. This process must hold its lock.
 
-    The lock is removed last, because another process may begin as soon as it is gone. Then the directory stays.
+    Removes the lock last, because a new process may start as soon as the lock is gone. Then the directory stays.
     """
     for path in sorted(staging.iterdir(), key=lambda path: path.name == "lock"):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def remove_staging(staging: Path) -> None:
 def require_usable(directory: Path, *, overwrite: bool, is_new: bool) -> None:
     """Raise BuildError if a directory holds a dataset (without `overwrite`) or files that no build wrote.
 
-    is_new: no build was there before, so other files are not what one has moved.
+    is_new: there was no build before, so other files cannot be files that a build moved.
     """
     staging, why = directory / STAGING, None
     if directory.exists() and not directory.is_dir():
@@ -236,12 +236,12 @@ def require_usable(directory: Path, *, overwrite: bool, is_new: bool) -> None:
 def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_part: bool = False) -> None:
     """Keep an unfinished build with the same plan; else remove it and write the new plan.
 
-    An unfinished build from a pipe is always removed, and with `overwrite` one from an iterable, as all their plans are
-    equal. Raise BuildError if the plans differ, without `overwrite`.
+    Always removes an unfinished build from a pipe, and with `overwrite` also one from an iterable, because their plans
+    are all equal. Raise BuildError if the plans differ, without `overwrite`.
     """
-    for left in staging.glob(f"{ATTEMPTS}*"):  # of a command that was killed
+    for left in staging.glob(f"{ATTEMPTS}*"):  # left by a killed command
         gone = left.with_name(f"removed-{left.name}")
-        os.replace(left, gone)  # at once, so that what still writes there fails
+        os.replace(left, gone)  # at once, so that processes that still write there fail
         shutil.rmtree(gone, ignore_errors=True)
     try:
         old = BuildPlan.read(staging)
@@ -254,7 +254,7 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_par
             return
     elif old is not None and not overwrite:
         raise _other_settings(staging.parent, old, plan, is_part=is_part)
-    # The plan first: without it nobody continues with files that a kill leaves.
+    # Remove the plan first: without it, no command continues with files that a kill leaves.
     (staging / PLAN).unlink(missing_ok=True)
     for leftover in staging.iterdir():
         if leftover.suffix != ".lock" and leftover.name != "lock" and not leftover.is_dir():
@@ -263,14 +263,14 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_par
 
 
 def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part: bool) -> BuildError:
-    """Return the error for an unfinished build with another plan, which names the differences."""
+    """Return the error for an unfinished build with a different plan. It names the differences."""
     both = {name: (old.settings.get(name), new.settings.get(name)) for name in {**old.settings, **new.settings}}
     differing = [f"{name} was {before!r} and is {after!r}" for name, (before, after) in both.items() if before != after]
     if old.inputs != new.inputs:
         before, after = (", ".join(f"{each} ({each.size} bytes)" for each in plan.inputs) for plan in (old, new))
         differing.append(f"the input was {before} and is {after}" if before != after else f"{after} was changed since")
     discard = "use --overwrite to discard it"
-    if is_part:  # others may be made now
+    if is_part:  # other parts may be built now
         discard = f"remove {directory / STAGING} once no part is being made, and make all parts again"
     changes = "; ".join(differing)
     sentence = f"{directory} holds an unfinished build with other settings: {changes}; finish that build, or {discard}"
@@ -286,10 +286,10 @@ def begin(
     overwrite: bool,
     is_part: bool = False,
 ) -> tuple[LoadedTokenizer, FinishedUnits]:
-    """Continue an unfinished build or start a new one. Return its tokenizer, and the units that are finished.
+    """Continue an unfinished build or start a new one. Return its tokenizer and its finished units.
 
-    make_tokenizer: called by one part at a time. Prints the notes of the tokenizer, which roles no token has, and how
-    many units are kept.
+    make_tokenizer: called by one part at a time. Prints the notes of the tokenizer, roles without a token, and the
+    number of kept units.
     """
     with locked(staging / "planning.lock", wait=True):
         continue_or_start(staging, plan, overwrite=overwrite, is_part=is_part)
@@ -314,19 +314,19 @@ def begin(
 
 def require_unchanged(files: Sequence[Input], advice: str) -> None:
     """Raise InputError if an input changed since the build began."""
-    files = [file for file in files if not file.is_stream]  # a pipe may be gone
+    files = [file for file in files if not file.is_stream]  # a pipe may no longer exist
     if changed := [file.name for file, later in zip(files, refresh_all(files), strict=True) if file != later]:
         sentence = f"{changed[0]} changed while it was read; {advice} when nobody changes it"
         raise InputError(sentence, "changed", option="inputs", given=changed[0])
 
 
 def part_name(number: int, total: int) -> str:
-    """Return the name of the file that lists the units of part `number`, counted from 0."""
+    """Return the name of the file that lists the units of part `number`, from 0."""
     return f"part-{number + 1}-of-{total}.json"
 
 
 def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: LoadedTokenizer, plan: BuildPlan) -> dict[str, Any]:
-    """Return the counts of a build for its manifest. splits: those that have documents."""
+    """Return the counts of a build for its manifest. splits: the nonempty splits."""
     names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan.published)]
     return {
         **{name: tally.counts.get(name, 0) for name in names},
@@ -338,7 +338,7 @@ def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: LoadedTokeniz
 
 
 def no_documents(counts: Mapping[str, int]) -> InputError:
-    """Return the error for a build without a document. counts: of its manifest."""
+    """Return the error for a build without a document. counts: the counts for its manifest."""
     names = {"dropped_documents": "gave no token", "skipped_rows": "had no text", "removed_documents": "--map left out"}
     lost = {why: counts[name] for name, why in names.items() if counts.get(name)}
     reasons = " and ".join(f"{why}: {number:,}" for why, number in lost.items()) or "the inputs have no text"
@@ -355,10 +355,10 @@ def publish(
     counts: Mapping[str, Any],
     if_none: InputError,
 ) -> None:
-    """Move all files of a dataset from `staging` to the directory above it, and write the manifest last.
+    """Move all files of a dataset from `staging` to its parent directory, and write the manifest last.
 
-    special: of the tokenizer, with the separator of the documents. counts: of the manifest. After an interruption,
-    running it again gives the same result. Raise BuildError if a file is missing, and `if_none` without a shard.
+    special: the special tokens, with the separator of the documents. counts: for the manifest. After an interruption, a
+    second call gives the same result. Raise BuildError if a file is missing, and `if_none` if there is no shard.
     """
     directory = staging.parent
     manifest = Manifest(
@@ -377,7 +377,7 @@ def publish(
     origins = {shard.name: units.origins[shard.name] for shard in manifest.shards if units.origins}
     _require_all(staging, manifest, origins)
     with Stage(directory) as stage:
-        for name, content in tokenizer.files.items():  # they stay in `staging`, where --finish reads them after a kill
+        for name, content in tokenizer.files.items():  # they stay in `staging`: --finish reads them after a kill
             stage.write(name, content)
         manifest.write(stage)
         if (directory / MANIFEST).exists():
@@ -400,8 +400,8 @@ def publish(
                 shards=origins,
             )
         stage.publish()
-    (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
-    (staging / PLAN).unlink()  # without the plan there is no unfinished build
+    (directory / REPLACED).unlink(missing_ok=True)  # readers wait for the manifest
+    (staging / PLAN).unlink()  # without a plan there is no unfinished build
     remove_staging(staging)
     fsync_directory(directory)
 
@@ -409,7 +409,7 @@ def publish(
 def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> None:
     """Raise BuildError if a file is neither in `staging` nor where an interrupted publication moved it.
 
-    The record of its unit is then removed, so that the next command makes the unit again.
+    Then removes the record of its unit, so that the next command makes the unit again.
     """
     directory, may_be_moved = staging.parent, True
     if (directory / MANIFEST).exists():
@@ -417,7 +417,7 @@ def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> N
             may_be_moved = read_manifest(directory).dataset_id == manifest.dataset_id
         except DatasetError:
             may_be_moved = False
-        # else nothing is moved yet, and what has these names is of the older dataset
+        # else nothing is moved yet, and files with these names belong to the older dataset
     lost = []
     for made, name in _files(manifest, origins):
         if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}"))):
@@ -430,11 +430,11 @@ def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> N
 
 
 def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name in `staging` and in the dataset of each published file but the manifest and its tables."""
+    """Yield (name in `staging`, name in the dataset) of each published file except the manifest and its tables."""
     yield from ((name, name) for name, _ in manifest.files())
     yield from ((array_file(shard, "origins"), origins_name(shard)) for shard in origins)
 
 
 def file_digests(tokenizer: LoadedTokenizer) -> dict[str, str]:
-    """Return the SHA-256 in hex, by file name, of the tokenizer's files in a dataset."""
+    """Return the SHA-256 in hex of the tokenizer's files in a dataset, by file name."""
     return {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.files.items()}

@@ -1,7 +1,7 @@
-"""Encoded documents → the finished shards of units, in the directory of an unfinished build.
+"""Encoded documents → finished shards of units, in the directory of an unfinished build.
 
-One thread makes a unit from beginning to end. Others encode its blocks, and it writes them in the order of the text. So
-the bytes of a shard do not depend on the number of threads.
+One thread makes a unit from beginning to end: it writes the blocks that other threads encode, in the order of the text.
+So the bytes of a shard do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
 from bertdata.write.staging import SPLIT_COUNTS, Tally, UnitRecord, record_name
 
-SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the hash
+SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of hash ranges
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedDocuments:
-    """Documents of one unit, and everything about them that will be written."""
+    """Documents of one unit, with all data to write."""
 
     unit: int
-    ids: NDArray[Any]  # [n] of the dtype that is stored
+    ids: NDArray[Any]  # [n], of the stored dtype
     offsets: NDArray[np.int64]  # [num_documents + 1] half-open, into ids
-    sentences: NDArray[np.int64] | None = None  # where sentences begin in ids, ascending; None: not stored
+    sentences: NDArray[np.int64] | None = None  # starts of sentences in ids, ascending; None: not stored
     word_starts: NDArray[np.bool_] | None = None  # [n] whether an id begins a word; None: not stored
     origins: NDArray[np.uint64] | None = None  # [num_documents] format/origins.py; None: not stored
     splits: NDArray[np.int64]  # [num_documents] an index of SPLITS_BY_HASH
-    has_ids: NDArray[np.bool_]  # [num_documents] whether a document is stored; others are dropped and counted
+    has_ids: NDArray[np.bool_]  # [num_documents] whether to store the document; dropped ones are counted
     replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
-    tally: Tally  # what else is counted
-    bytes_read: int  # bytes of the input on disk, up to the end of these documents
+    tally: Tally  # further counts
+    bytes_read: int  # bytes of the input on disk up to the end of these documents
 
 
 class UnitWriter(Stage):
-    """Write the documents of a unit to the shards of their splits. A context: without `commit` nothing is left."""
+    """Writes a unit's documents to the shards of their splits. A context manager: without `commit` no file remains."""
 
     def __init__(
         self, directory: Path, unit: int, shard_size: int, apart: Path | None = None, *, keeps_empty: bool = False
     ) -> None:
-        """shard_size: of a unit, in bytes. apart: as `Stage`. keeps_empty: store where documents without ids were."""
+        """shard_size: bytes of a unit. apart: as in `Stage`. keeps_empty: store the places of empty documents."""
         self.unit, self.shard_size, self.keeps_empty = unit, shard_size, keeps_empty
         super().__init__(directory, apart)
         self._tally = Tally()
@@ -72,7 +72,7 @@ class UnitWriter(Stage):
         offsets, sentences, ids, word_starts = select(
             kept, documents.offsets, documents.sentences, documents.ids, documents.word_starts
         )
-        if sentences is not None:  # the ends of documents; those without ids have no separator
+        if sentences is not None:  # ends of documents; empty documents have no separator
             sentences = np.append(sentences[1:], ids.size)[: sentences.size].astype(np.uint64)
         self._writers[split].append(
             ids,
@@ -84,13 +84,13 @@ class UnitWriter(Stage):
         )
 
     def commit(self, crc32: int | None = None) -> UnitRecord:
-        """Publish the shards of the unit with its record, and return the record. crc32: of items."""
+        """Publish the shards of the unit with its record, and return the record. crc32: of the iterable's items."""
         unit, size, shards = self.unit, self.shard_size, {}
         for split, writer in self._writers.items():
             counts = _named(self._counts[:, SPLITS_BY_HASH.index(split)])
             if counts["documents"]:
                 shards[split] = writer.finish(input_range=(unit * size, (unit + 1) * size), counts=counts)
-            else:  # there are only documents without ids
+            else:  # there are only empty documents
                 writer.discard()
         origins = {writer.name: writer.origins for writer in self._writers.values() if writer.origins}
         self._tally.counts.update(_named(self._counts.sum(1)))
@@ -105,23 +105,23 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
 
 
 def special_counts(tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dict[str, int]:
-    """Return the names and counts for `Tally.counts`. counts: of special tokens, as in tokenizer.spellings."""
+    """Return names and counts for `Tally.counts`. counts: of special tokens, in the order of tokenizer.spellings."""
     return {f"{tokenizer.spellings[number]} inside": int(counts[number]) for number in counts.nonzero()[0].tolist()}
 
 
 def select(
     kept: NDArray[np.bool_], documents: NDArray[np.int64], sentences: NDArray[np.int64] | None, *columns: Any
 ) -> tuple[Any, ...]:
-    """Return the documents that `kept` bool [num_documents] selects: their offsets, their sentences, and columns.
+    """Select documents by `kept` bool [num_documents]. Return their offsets, sentences and columns.
 
-    documents [num_documents + 1]: half-open offsets. sentences: where sentences begin, ascending, or None. columns:
+    documents [num_documents + 1]: half-open offsets. sentences: starts of sentences, ascending, or None. columns:
     arrays with a number for each token, or None.
     """
     if kept.all():
         return documents, sentences, *columns
     edges = np.zeros(kept.size + 2, np.bool_)
     edges[1:-1] = kept
-    turns = (edges[1:] != edges[:-1]).nonzero()[0]  # where kept documents start and stop
+    turns = (edges[1:] != edges[:-1]).nonzero()[0]  # start and stop of kept documents
     offsets = np.zeros(np.count_nonzero(kept) + 1, np.int64)
     (documents[1:] - documents[:-1])[kept].cumsum(out=offsets[1:])
     if sentences is not None:
@@ -136,7 +136,7 @@ def select(
 
 
 def splits_of(shares: Shares, data: NDArray[np.uint8], offsets: NDArray[np.int64], gap: int) -> NDArray[np.int64]:
-    """Return the split of each document, an index of SPLITS_BY_HASH, by the hash of its bytes.
+    """Return the split of each document, as an index of SPLITS_BY_HASH, by the hash of its bytes.
 
     Document i is data[offsets[i] : offsets[i + 1] - gap].
     """

@@ -24,23 +24,23 @@ from bertdata.types import Progress
 from bertdata.urls import require_local_output
 from bertdata.write.staging import file_digests
 
-SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
-_STRETCH_BYTES = 1 << 20  # of text that are sampled together
+SAMPLE_BYTES = 100 << 20  # bytes of text to train a vocabulary on
+_STRETCH_BYTES = 1 << 20  # bytes of text in a stretch of the sample
 Say = Callable[[str], None]
-"""Called with one line that tells what happens."""
+"""Called with one line of progress."""
 
 
 @dataclass(frozen=True)
 class TokenizerChoice:
-    """The tokenizer of a build: the one with a name, a fixed one, or one that is trained on the text."""
+    """The tokenizer of a build: a named one, a fixed one, or one to train on the text."""
 
     given: str | Vocabulary
-    special_tokens: bool = False  # whether to add those that the one with a name lacks
-    roles: str = ""  # "mask=TOKEN,cls=TOKEN": tokens of the one with a name
+    special_tokens: bool = False  # whether to add special tokens that the named one lacks
+    roles: str = ""  # "mask=TOKEN,cls=TOKEN": tokens of the named one
 
     @cached_property
     def loaded(self) -> LoadedTokenizer | None:
-        """The tokenizer, or None if it must be trained."""
+        """The tokenizer, or None if it is still to be trained."""
         if isinstance(self.given, Vocabulary):
             require(not self.roles, "roles", self.roles, "a tokenizer that has these tokens, too", "needs-option")
             return FIXED[self.given.kind]() if self.given.kind in FIXED else None
@@ -51,14 +51,14 @@ class TokenizerChoice:
 
     @property
     def described(self) -> str:
-        """The tokenizer in the plan of a build."""
+        """The description of the tokenizer in the plan of a build."""
         if self.loaded:
             return f"SHA-256 {file_digests(self.loaded)[TOKENIZER][:16]}"
         new = cast(Vocabulary, self.given)
         return f"trained, {new.size} tokens" + (new.kind != "wordpiece") * f", {new.kind}" + new.cased * ", cased"
 
     def make(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> LoadedTokenizer:
-        """Return the loaded tokenizer, that of an earlier, interrupted run, or one that is trained now."""
+        """Return the loaded tokenizer, or the one of an earlier, interrupted run, or train one now."""
         if self.loaded:
             return self.loaded
         if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
@@ -67,7 +67,7 @@ class TokenizerChoice:
 
 
 def _with_roles(tokenizer: LoadedTokenizer, given: str) -> LoadedTokenizer:
-    """Return a tokenizer with roles of ROW_ROLES for its own tokens. given: "mask=TOKEN,cls=TOKEN"."""
+    """Return a tokenizer whose own tokens have roles of ROW_ROLES. given: "mask=TOKEN,cls=TOKEN"."""
     pairs = [(role, token) for role, _, token in (part.partition("=") for part in given.split(","))]
     roles, vocabulary = dict(pairs), tokenizer.source.vocabulary(with_added=True)
     expected = f"one of {', '.join(ROW_ROLES)}, = and a token of the tokenizer, more after commas, each role once"
@@ -89,7 +89,7 @@ def _with_roles(tokenizer: LoadedTokenizer, given: str) -> LoadedTokenizer:
 
 
 def _trained(vocabulary: Vocabulary, sample: list[str], say: Say) -> LoadedTokenizer:
-    """Return a tokenizer that is trained on texts."""
+    """Train a tokenizer on texts."""
     name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[vocabulary.kind]
     kind = f"{'cased' if vocabulary.cased else 'lower-casing'} {name}"
     megabytes = sum(map(len, sample)) / 1e6
@@ -113,10 +113,10 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a tokenizer on at most 100 MiB of the text, and write tokenizer.json and its config to `out`.
 
-    inputs: as those of `build`, but no iterable; [] for a vocabulary that is the same for every text. text: by default
-    every line is a document; sentences, words, dedup, shard_size and max_documents have no effect. say, progress: as
-    those of `build`. The same inputs give the same tokenizer, with any number of threads. Raises UsageError, InputError
-    or BuildError.
+    inputs: as in `build`, but no iterable; [] for a vocabulary that is the same for every text. text: by default every
+    line is a document; sentences, words, dedup, shard_size and max_documents have no effect. say, progress: as in
+    `build`. The same inputs give the same tokenizer, with any number of threads. Raises UsageError, InputError or
+    BuildError.
     """
     require_local_output(str(out))
     vocabulary, form = vocabulary or Vocabulary(), text or TextFormat(documents="line")
@@ -136,7 +136,7 @@ def train_tokenizer(
     _require_new(directory, made.files[TOKENIZER_CONFIG])
     make_directory(directory)
     with Stage(directory) as stage:
-        for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second one makes a directory a tokenizer
+        for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second file makes the directory a tokenizer
             stage.write(name, made.files[name])
         stage.publish()
     return Tokenizer(made)
@@ -145,7 +145,7 @@ def train_tokenizer(
 def _require_new(directory: Path, config: bytes | None = None) -> None:
     """Raise BuildError if a directory holds a tokenizer or a dataset.
 
-    config: the configuration that a killed run of the same command may have left; None: any.
+    config: the configuration that a killed run of the same command would have left; None: any.
     """
     if directory.is_file():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
@@ -158,11 +158,10 @@ def _require_new(directory: Path, config: bytes | None = None) -> None:
 
 
 def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda done, total: None) -> list[str]:
-    """Return the lines of about SAMPLE_BYTES of the text; of all of it, if it is not longer. The same for the same
-    inputs.
+    """Return lines of about SAMPLE_BYTES of the text, or all lines of a shorter text. Deterministic.
 
-    Reads the first SAMPLE_BYTES. If there is more text, their size on disk gives the size of the whole text, and the
-    sample is read again, in evenly spaced stretches. If an input is a pipe, which can be read only once, or if
+    Reads the first SAMPLE_BYTES. If there is more text, estimates the size of the whole text from their size on disk,
+    and reads a new sample in evenly spaced stretches. If an input is a pipe, which can be read only once, or if
     max_documents is given, the sample is the first SAMPLE_BYTES.
     """
     on_disk = [file.size or 0 for file in files]
@@ -182,23 +181,23 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
     if is_all_text or form.max_documents is not None or any(file.is_stream for file in files):
         return texts
     texts.clear()
-    text_bytes = sample_bytes * sum(on_disk) // max(1, bytes_read)  # of all inputs, if the rest is like the beginning
+    text_bytes = sample_bytes * sum(on_disk) // max(1, bytes_read)  # of all inputs, if their beginning is typical
     return _spaced_sample(files, on_disk, form, text_bytes, progress)
 
 
 def _spaced_sample(
     files: list[Input], on_disk: list[int], form: TextFormat, text_bytes: int, progress: Progress
 ) -> list[str]:
-    """Return the lines of evenly spaced stretches of each input, until the inputs so far have given their share of the
+    """Return lines from evenly spaced stretches of each input, until the inputs so far have filled their share of the
     sample.
 
-    The share of an input is that of its size on disk. Plain files of text and JSON lines are read only where a stretch
-    is. text_bytes: of all inputs, more or less.
+    An input's share is proportional to its size on disk. In plain files of text and JSON lines, only the stretches are
+    read. text_bytes: approximate bytes of all inputs.
     """
-    text_of = replace(form, shard_size=_STRETCH_BYTES)  # a unit is a stretch; of Parquet, a row group
+    text_of = replace(form, shard_size=_STRETCH_BYTES)  # a unit is a stretch; in Parquet, a row group
 
     def taken_before(stretch: int) -> int:
-        """Return how many of the stretches 0 to stretch - 1 are taken."""
+        """Return how many of the stretches 0 to stretch - 1 are in the sample."""
         return -(-stretch * SAMPLE_BYTES // max(SAMPLE_BYTES, text_bytes))
 
     def is_taken(stretch: int) -> bool:
