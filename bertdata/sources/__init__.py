@@ -1,1 +1,1 @@
-"""The inputs that a user names → documents. Nothing here knows about tokenizers."""
+"""The inputs of a build → documents. This package is independent of tokenizers."""

@@ -1,6 +1,6 @@
-"""A block: lines or rows of a unit as they were read, and the work on them that any thread may do.
+"""A block: raw lines or rows of a unit, and the work on them that any thread may do.
 
-docs/format.md says what a line, a document and a unit are.
+docs/format.md defines lines, documents and units.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from bertdata.sources.streams import UTF_8
 
 
 class Block(NamedTuple):
-    """Text of one unit that was read, about 4 MiB, before most of the work on it."""
+    """Raw text of one unit, about 4 MiB, before most of the work on it."""
 
-    unit: int  # its number in the range of an input, or in the plan of a build
-    num_bytes: int  # more or less
-    bytes_read: int  # of the input on disk, or of all inputs, up to the end of this text
-    raw: list[tuple[Source, Any]]  # an input, and lines or rows of it, as its `blocks` gives them
-    is_decoded: bool = False  # whether `raw` has Documents
+    unit: int  # number of the unit in the range of an input, or in the plan of a build
+    num_bytes: int  # approximate bytes of text
+    bytes_read: int  # bytes of the input, or of all inputs, on disk, up to the end of this text
+    raw: list[tuple[Source, Any]]  # an input, and lines or rows of it in the form that its `blocks` yields
+    is_decoded: bool = False  # whether `raw` holds Documents
 
     def decode(self) -> Documents:
-        """Return the documents, as --map makes them. Raises InputError for what the options do not allow."""
+        """Return the documents after --map. Raises InputError for text that the options do not allow."""
         return Documents.joined(
             [source.checked(raw if self.is_decoded else source.decode(raw)) for source, raw in self.raw]
         )
 
 
 def runs_of(units: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Yield unit, first and stop for the documents of each unit. units: of documents, ascending."""
+    """Yield (unit, first, stop) for the documents of each unit. units: the unit of each document, ascending."""
     cuts = [0, *((units[1:] != units[:-1]).nonzero()[0] + 1).tolist(), units.size]
     return ((int(units[first]), first, stop) for first, stop in pairwise(cuts) if first < stop)
 
@@ -58,30 +58,30 @@ class Source(ABC):
 
     @property
     def is_one_document(self) -> bool:
-        """Whether all of a file of plain text is one document, which no line ends."""
+        """Whether a whole file of plain text is one document."""
         return self.kind == "text" and self.form.documents == "file"
 
     @abstractmethod
     def blocks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
-        """Yield the text of the units that are wanted.
+        """Yield the text of the requested units.
 
-        base: offset of this input in a range of inputs that is cut into units.
+        base: offset of this input in its range of inputs, which is cut into units.
         """
 
     @abstractmethod
     def decode(self, raw: Any) -> Documents:
-        """Return the documents of what `blocks` gives, in valid UTF-8, and rows without a text."""
+        """Return documents in valid UTF-8, and rows without a text, from the raw contents that `blocks` yields."""
 
     @abstractmethod
     def place(self, start: int) -> str:
-        """Return 'file, line n' or 'file, row n' of one of Documents.starts."""
+        """Return 'file, line n' or 'file, row n' for a value of Documents.starts."""
 
     def invalid_place(self, start: int) -> str:
-        """Return 'file, byte n' or 'file, row n' of one of Documents.invalid."""
+        """Return 'file, byte n' or 'file, row n' for a value of Documents.invalid."""
         return self.place(start)
 
     def checked(self, found: Documents) -> Documents:
-        """Return documents as --map makes them, with the number of the input. Raises InputError as `Block.decode`."""
+        """Return the documents after --map, with the number of the input. Raises InputError like `Block.decode`."""
         form, first = self.form, found.first_replaced if self.form.strict else None
         bad = found.bad[:1] if form.on_error == "fail" else ()
         if bad and not (first and first[1] < bad[0].place):
@@ -100,9 +100,9 @@ class Source(ABC):
 
 
 def code_of(spec: str) -> str:
-    """Return what tells whether the code of "module:function" changed: the SHA-256 of its module, and the versions.
+    """Return an identifier of the code of "module:function": the SHA-256 of its module, and versions.
 
-    These are the __version__ of its package, if there is one, and that of Python, on which Unicode's tables depend.
+    The versions are the __version__ of its package, if any, and of Python, which determines the Unicode tables.
     """
     module = importlib.import_module(name := spec.partition(":")[0])
     path = Path(getattr(module, "__file__", None) or "")
@@ -112,10 +112,10 @@ def code_of(spec: str) -> str:
 
 
 def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], str]) -> Documents:
-    """Return the documents that the functions leave, in order, with what they made of each text.
+    """Apply functions to each text. Return the remaining documents, in order, with the changed texts.
 
-    specs: as `function_of` takes them; they are applied one after the other. place: names a place in the input. Raises
-    InputError where a function fails or gives neither a text nor None.
+    specs: specifications for `function_of`, applied in order. place: returns the name of a place in the input. Raises
+    InputError if a function fails or returns neither a text nor None.
     """
     functions = [(spec, function_of(spec, "--map")) for spec in specs]
     offsets, view = documents.offsets.tolist(), documents.text.data
@@ -127,7 +127,7 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
                 text = function(text)
                 if isinstance(text, str):
                     text.encode()
-            except Exception as error:  # whatever the function of a user raises
+            except Exception as error:  # any exception of the user's function
                 sentence = f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix it or the text"
                 raise InputError(sentence, "function-failed", option="map", given=spec) from None
             if not isinstance(text, str | None):

@@ -1,4 +1,4 @@
-"""How much of an input is read at a time, and what is not text."""
+"""Sizes of reads, limits of lines and documents, and the detection of inputs that are not text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bertdata.options import TextFormat
 from bertdata.sources.documents import BadRow, valid_utf8
 from bertdata.sources.inputs import Input, magic_of
 
-BLOCK_BYTES = 1 << 22  # that are read at a time
-LONGEST_DOCUMENT = 1 << 28  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
-LONGEST_ROW = 1 << 26  # bytes of a line of JSON, characters of a row of CSV: parsers take more memory for each
-JUNK_SHARE = 0.3  # a file is not text if a larger share of its first JUDGED_BYTES is invalid or NUL
+BLOCK_BYTES = 1 << 22  # bytes of text read at a time
+LONGEST_DOCUMENT = 1 << 28  # bytes; longer documents come from a wrong --documents or a decompression bomb
+LONGEST_ROW = 1 << 26  # bytes of a JSON line, characters of a CSV row: parsers need more memory for each
+JUNK_SHARE = 0.3  # a file with a larger share of invalid or NUL bytes in its first JUDGED_BYTES is not text
 JUDGED_BYTES = 1 << 20
 _FEWEST_JUDGED = 1 << 10  # bytes
-_SHOWN = 200  # characters of a header in a message
+_SHOWN = 200  # characters of a header in an error message
 _OTHERS = re.compile(
     rb"(?s)(?P<zip>PK\x03\x04)|(?P<Parquet>PAR1\x15)|.{257}(?P<tar>ustar(?:  )?\0)|"
     rb"(?P<lz4>\x04\x22\x4d\x18)|(?P<SevenZip>7z\xbc\xaf\x27\x1c)|(?P<UTF_16>\xff\xfe|\xfe\xff)"
@@ -24,13 +24,13 @@ _OTHERS = re.compile(
 
 
 def num_not_text(first: bytes) -> int:
-    """Return how many of the first bytes of an input are invalid or NUL if they are too many for text, else 0."""
+    """Return how many of an input's first bytes are invalid or NUL if there are too many for text, else 0."""
     num_bad = valid_utf8(first)[1] + first.count(0)
     return num_bad if len(first) >= _FEWEST_JUDGED and num_bad > JUNK_SHARE * len(first) else 0
 
 
 def require_text(file: Input, first: bytes, encoding: str) -> None:
-    """Raise InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
+    """Raise InputError if the first bytes of an input, after decompression and conversion to UTF-8, cannot be text."""
     other = _OTHERS.match(first)
     what = magic_of(first) or (other.lastgroup or "" if other else "").replace("_", "-")
     if what:
@@ -43,14 +43,14 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
 
 
 def skipped(form: TextFormat, error: InputError) -> BadRow:
-    """Return why no row of a table has a text, if bad rows are skipped. Raises the error if they are not."""
+    """If bad rows are skipped, return the reason why no row of a table has a text. Otherwise raise the error."""
     if form.on_error == "fail":
         raise error
     return BadRow(f"no row of this file has a text: {str(error).rpartition('; ')[0]}")
 
 
 def without_column(file: Input, form: TextFormat, count: int, columns: Sequence[str]) -> BadRow:
-    """Return why a table without the text's column, or with several, has no text, as `skipped` does."""
+    """Like `skipped`, for a table that has no column for the text, or several."""
     key, shown = form.text_key, ", ".join(columns)
     shown = shown[:_SHOWN] + "..." * (len(shown) > _SHOWN)
     has = f"{count} columns {key!r}" if count else f"no column {key!r}, only {shown}"

@@ -1,7 +1,6 @@
-"""Ids that other libraries wrote → their documents: Megatron's .bin and .idx, files of nanoGPT and llm.c, and rows.
+"""Ids from other libraries → their documents: Megatron's .bin and .idx, files of nanoGPT and llm.c, and rows.
 
-The documents of a file are read some at a time, and not mapped into memory: a map of a file that is cut short meanwhile
-would end the process.
+Documents are read in blocks, not through memory maps: if a file is truncated while it is mapped, the process dies.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from bertdata.errors import InputError, UsageError, refused
 from bertdata.sources.inputs import SAVED, STATE, Input, extension_of, files_of_saved, local
 from bertdata.sources.tables import open_by_pyarrow, open_parquet, readable, record_batches
 
-BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
+BLOCK_IDS = 1 << 19  # ids per block, unless a document has more
 COLUMN = "input_ids"
 _FORMAT_OF = {".bin": "nanogpt", ".parquet": "rows", ".arrow": "rows"}  # by file extension
-_ROWS = 1024  # of Parquet that are looked at at a time, unless their ids are more than a block
+_ROWS = 1024  # rows of Parquet read at a time, unless their ids exceed a block
 _HEADER = "<9sQBQQ"  # of .idx: magic, version, dtype, number of sequences, number of document indices
-_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
+_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are not integers
 _LLM_C_HEADER_BYTES = 1024
-_LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
-_JUDGED_BYTES = 1 << 21  # of ids alone, for the width of an id
+_LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → dtype of the ids
+_JUDGED_BYTES = 1 << 21  # bytes of headerless ids that are read to guess the width of an id
 _FEWEST_JUDGED = 16  # pairs of halves
 
 
@@ -36,19 +35,19 @@ class Ids(NamedTuple):
     """Some documents of an input, in order."""
 
     ids: NDArray[Any]  # [n] integers of any kind
-    documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids; a document may have no id
-    sentences: NDArray[np.int64] | None  # where sentences begin in ids, strictly ascending; None: not known
+    documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids; documents may be empty
+    sentences: NDArray[np.int64] | None  # starts of sentences in ids, strictly ascending; None: unknown
     place: Callable[[int], str]  # index of an id → 'file, byte n' or 'file, row n'
-    bytes_read: int  # of num_bytes of the input
-    first: int | None = None  # how many ids of the input are before them; None: those of the documents before
-    unit: int = 0  # to which the documents belong, where they were divided into units
+    bytes_read: int  # bytes read so far, of num_bytes of the input
+    first: int | None = None  # number of ids before these in the input; None: these follow the previous ones
+    unit: int = 0  # unit of the documents, after the division into units
 
     @property
     def num_bytes(self) -> int:
         return self.ids.nbytes
 
     def between(self, first: int, stop: int) -> Ids:
-        """Return documents `first` to `stop` - 1."""
+        """Return the documents `first` to `stop` - 1."""
         if stop - first == self.documents.size - 1:
             return self
         start, end = int(self.documents[first]), int(self.documents[stop])
@@ -65,31 +64,31 @@ class Ids(NamedTuple):
 
 @dataclass(frozen=True)
 class IdsFile:
-    """An input of ids, whose header and index were checked."""
+    """An input of ids, with a checked header and index."""
 
     files: list[Input]  # paths of all its files
-    num_bytes: int  # of the files of ids
+    num_bytes: int  # bytes of the files of ids
     documents: Callable[[int], Iterator[Ids]]
-    """Called with a number of ids at the beginning. Documents that begin there are not needed, and need not be read.
+    """Called with a number of ids at the start of the input to skip: documents that begin there need not be read.
 
-    Raises InputError for a row that holds no list of integers.
+    Raises InputError for a row that is not a list of integers.
     """
-    num_ids: int = 0  # 0: not known
-    dtype: str | None = None  # of the ids of Megatron
-    has_sentences: bool = False  # whether a document has several
-    empty_sentences: int = 0  # how many sentences without an id are left out
-    note: str | None = None  # a line that the user should read
+    num_ids: int = 0  # 0: unknown
+    dtype: str | None = None  # dtype of the ids of Megatron
+    has_sentences: bool = False  # whether a document has several sentences
+    empty_sentences: int = 0  # number of empty sentences, which are left out
+    note: str | None = None  # a line to print for the user
 
 
 class FileArray:
-    """Numbers in a file, one after the other, that are read where they are used. Holds no file open."""
+    """Array in a file, read on use by slices. Keeps no file open."""
 
     def __init__(self, file: Input, dtype: Any, size: int, offset: int = 0) -> None:
-        """offset: of the first of `size` numbers, in bytes."""
+        """offset: of the first of `size` elements, in bytes."""
         self.dtype, self.size, self._file, self._offset = np.dtype(dtype), size, file, offset
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """Return the numbers of a slice without a step. Raises InputError if the file was changed or removed."""
+        """Return the elements of a slice without a step. Raises InputError if the file was changed or removed."""
         start, stop, _ = part.indices(self.size)
         count, offset = max(0, stop - start), self._offset + start * self.dtype.itemsize
         if self._file.refreshed() == self._file:
@@ -99,12 +98,12 @@ class FileArray:
         raise refused(self._file, "changed", " changed while it was read; run again when nobody changes it")
 
     def place(self, start: int, index: int) -> str:
-        """Return 'file, byte n' of a number, counted from the one at `start`."""
+        """Return 'file, byte n' for an element, counted from the element at `start`."""
         return f"{self._file}, byte {self._offset + (start + index) * self.dtype.itemsize}"
 
 
 def format_of(name: str) -> str:
-    """Return one of choices.IDS_FORMATS, by the name. Raises InputError for a name that says nothing."""
+    """Return one of choices.IDS_FORMATS, by the file name. Raises InputError if the name does not show the format."""
     path = Path(name)
     if extension_of(name) == ".idx" or Path(f"{str(path).removesuffix('.bin')}.idx").exists():
         return "megatron"
@@ -117,10 +116,10 @@ def format_of(name: str) -> str:
 def open_ids(name: str, format: str, end_token: int | None, dtype: str | None = None) -> IdsFile:
     """Open an input of ids. format: one of choices.IDS_FORMATS.
 
-    end_token: the id that ends a document of nanoGPT. dtype: that of the ids where the file
-    does not say it; None: it is guessed.
+    end_token: the id that ends a document of nanoGPT. dtype: the dtype of ids in a file without a header; None: guess
+    it.
 
-    Raises UsageError for a dtype that the file says itself, and InputError if a file cannot be read, is not of this
+    Raises UsageError for `dtype` if the file stores its dtype, and InputError if a file cannot be read, is not of this
     format, or contradicts itself.
     """
     if format == "nanogpt":
@@ -137,7 +136,7 @@ def _stated_dtype(name: str, dtype: str) -> UsageError:
 
 
 def _file_of_ids(path: str | Path) -> Input:
-    """Describe a file of this machine. Raises InputError if it cannot be read, is a pipe, or is compressed."""
+    """Return the Input of a local file. Raises InputError if it cannot be read, is a pipe, or is compressed."""
     file = local(path)
     if file.is_stream or file.compression:
         sentence = f"{file} is {'a pipe' if file.is_stream else 'compressed'}; write its ids to a plain file first"
@@ -146,7 +145,7 @@ def _file_of_ids(path: str | Path) -> Input:
 
 
 def in_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield the number of a document and the offsets of it and of some after it, together about a block of ids."""
+    """Yield (index of a document, offsets of this and the next documents), for about a block of ids."""
     first = 0
     while first < offsets.size - 1:
         stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BLOCK_IDS, side="right")) - 1)
@@ -155,7 +154,7 @@ def in_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int6
 
 
 def place_of_item(file: Input, noun: str, first: int, offsets: NDArray[np.int64], index: int) -> str:
-    """Return 'file, row n' of an id in documents that are items of a file. first: index of the first one."""
+    """Return 'file, row n' of an id in documents that are rows of a file. first: index of the first row."""
     return f"{file}, {noun} {first + int(np.searchsorted(offsets - offsets[0], index, side='right'))}"
 
 
@@ -163,9 +162,9 @@ def place_of_item(file: Input, noun: str, first: int, offsets: NDArray[np.int64]
 
 
 def _open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
-    """Open ids alone, or the file of llm.c: 256 int32, of which the first three are magic, version and number of ids.
+    """Open headerless ids, or a file of llm.c: its header is 256 int32, first the magic, version and number of ids.
 
-    given: the dtype of ids alone; None: it is guessed.
+    given: the dtype of headerless ids; None: guess it.
     """
     data = _file_of_ids(name)
     size, offset, dtype, note = data.size or 0, 0, np.dtype(given or "uint16"), None
@@ -192,10 +191,10 @@ def _open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
 
 
 def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
-    """Return the dtype of ids by the first bytes of their file, and why it is that.
+    """Guess the dtype of ids from the first bytes of their file. Return it with the reason.
 
-    In ids that are wider than they must be, little-endian, every second half is mostly 0, and the others are not. Pairs
-    of zeros, which may be padding, say nothing.
+    If little-endian ids are wider than necessary, every second half is mostly 0, and the first halves are not. Pairs of
+    zeros may be padding and are ignored.
     """
     for dtype, half in (("int64", 4), ("uint32", 2)):
         pairs = start[: start.size // (2 * half) * (2 * half)].view(f"<u{half}").reshape(-1, 2)
@@ -207,14 +206,14 @@ def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
 
 
 def _ended_by(token: int, ids: FileArray, skipped: int) -> Iterator[Ids]:
-    """Yield documents that end after each `token`, which the dtype can hold, and at the end of the ids."""
-    start, count = max(0, skipped - 1), BLOCK_IDS  # the last that is skipped may end the document before
+    """Yield documents, which end after each `token` and at the end of the ids. The dtype must be able to hold it."""
+    start, count = max(0, skipped - 1), BLOCK_IDS  # the last skipped id may end the previous document
     while max(start, skipped) < ids.size:
         some = ids[start : start + count]
         ends = np.flatnonzero(some == token) + 1
         if start + some.size == ids.size and (not ends.size or ends[-1] < some.size):
             ends = np.append(ends, some.size)
-        count *= 2  # of a document that has more
+        count *= 2  # of a longer document
         if ends.size:
             stop, count = int(ends[-1]), BLOCK_IDS
             bytes_read = (start + stop) * ids.dtype.itemsize
@@ -226,12 +225,12 @@ def _ended_by(token: int, ids: FileArray, skipped: int) -> Iterator[Ids]:
 
 
 def prefix_of(name: str) -> str:
-    """Return PREFIX of PREFIX, PREFIX.bin or PREFIX.idx."""
+    """Return PREFIX for PREFIX, PREFIX.bin or PREFIX.idx."""
     return name.removesuffix(".bin") if name.endswith(".bin") else name.removesuffix(".idx")
 
 
 def _open_megatron(name: str) -> IdsFile:
-    """Open PREFIX.bin, and PREFIX.idx in memory: 20 bytes a sequence, 8 a document. name: either, or PREFIX."""
+    """Open PREFIX.bin, and load PREFIX.idx: 20 bytes a sequence, 8 bytes a document. name: either file, or PREFIX."""
     prefix = prefix_of(name)
     index, data = _file_of_ids(f"{prefix}.idx"), _file_of_ids(f"{prefix}.bin")
     size, begin = index.size or 0, struct.calcsize(_HEADER)
@@ -243,7 +242,7 @@ def _open_megatron(name: str) -> IdsFile:
     if size != expected:
         raise refused(index, "cut-short", f" has {size:,} bytes, not the {expected:,} of its header; get it again")
     dtype, lengths = np.dtype(_DTYPES[code]), FileArray(index, "<i4", num_sequences, begin)[:]
-    pointers = FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences)[:]  # bytes of the .bin
+    pointers = FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences)[:]  # bytes of the .bin file
     documents = FileArray(index, "<i8", num_documents, begin + 12 * num_sequences)[:]  # half-open, into sequences
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))  # in ids
     are_sequences = lengths.min(initial=0) >= 0 and (pointers == starts[:-1] * dtype.itemsize).all()
@@ -268,7 +267,7 @@ def _open_megatron(name: str) -> IdsFile:
 
 
 def _open_rows(name: str) -> IdsFile:
-    """Open Parquet, Arrow, or a directory of either, with a column of lists."""
+    """Open a Parquet or Arrow file, or a directory of such files, with a column of lists."""
     path = Path(name)
     files = [_file_of_ids(file) for file in _files_of(path)] if path.is_dir() else [_file_of_ids(name)]
     size = sum(file.size or 0 for file in files)
@@ -291,7 +290,7 @@ def _open_rows(name: str) -> IdsFile:
 
 
 def _files_of(directory: Path) -> list[Path]:
-    """Return the files that `save_to_disk` of the library datasets wrote, or the Parquet files of a directory."""
+    """Return the files that `save_to_disk` of Hugging Face datasets wrote, or the Parquet files of a directory."""
     if any((directory / name).is_file() for name in (SAVED, STATE)):
         return files_of_saved(directory)
     files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
@@ -301,7 +300,7 @@ def _files_of(directory: Path) -> list[Path]:
 
 
 def _columns_of_parquet(file: Input) -> Iterator[tuple[Any, int]]:
-    """Yield the column of ids, some rows at a time, and how many bytes of the file that took, with those before."""
+    """Yield some rows of the column of ids at a time, with the bytes of the file read so far."""
     with open_parquet(file) as table:
         _check_column(file, table.schema_arrow)
         meta, num_done = table.metadata, 0
@@ -319,7 +318,7 @@ def _columns_of_arrow(file: Input) -> Iterator[tuple[Any, int]]:
     with open_by_pyarrow(file) as source:
         for batch in record_batches(source, partial(_check_column, file)):
             column = batch.column(COLUMN)
-            column.validate(full=True)  # a file may say anything
+            column.validate(full=True)  # a damaged file may have any values
             yield column, source.tell()
 
 
@@ -336,7 +335,7 @@ def _check_column(file: Input, schema: Any) -> None:
 
 
 def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the ids of rows, one after the other, and offsets [num_rows + 1]. first: row of the first one, from 0."""
+    """Return the concatenated ids of rows, and offsets [num_rows + 1]. first: index of the first row."""
     import pyarrow.compute as pc
 
     flat = column.flatten()
@@ -350,7 +349,7 @@ def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[
 def write_parquet(file: IO[bytes], documents: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]) -> None:
     """Write a Parquet file with the column `input_ids`, a list of int32 for each document.
 
-    documents: pairs of ids [n] and half-open offsets into them; each pair gives a row group.
+    documents: pairs of ids [n] and half-open offsets into them; each pair becomes a row group.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The names a user gives → inputs: files, streams that can be read only once, and files under URLs."""
+"""Names of inputs → inputs: files, streams that can be read only once, and files under URLs."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from bertdata.remote.access import RemoteFile
 
 STANDARD_INPUT = "-"
-STATE, INFO, SAVED = "state.json", "dataset_info.json", "dataset_dict.json"  # what save_to_disk writes
-_REQUESTS = 16  # at the same time
-HEAD_BYTES = 16  # at the start of a file, which tell its compression
+STATE, INFO, SAVED = "state.json", "dataset_info.json", "dataset_dict.json"  # files that save_to_disk writes
+_REQUESTS = 16  # requests at the same time
+HEAD_BYTES = 16  # first bytes of a file, for the detection of compression
 COMPRESSION_OF = {".gz": "gzip", ".gzip": "gzip", ".bgz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
 COMPRESSION_OF |= {".zst": "zstd", ".zstd": "zstd"}
 _MAGIC = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P\x90))|(?P<xz>\xfd7zXZ\0)|"
-    rb"(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"  # a frame, or one that is to be skipped
+    rb"(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"  # a frame, or a skippable frame
 )
 KIND_OF = {extension: kind for kind, extensions in INPUT_FORMATS.items() for extension in extensions}
 _HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown file extension", "not selected by --include and --exclude"
 _DOTS = "with a dot as a part of the key, for which no request can be made"
 _LINK = "linked to a directory or to nothing"
-_SHOWN = 3  # names of files that a message lists
+_SHOWN = 3  # number of file names in a message
 
 
 @dataclass(frozen=True)
 class Input:
-    """What is known of an input without reading it. Two descriptions differ if the file was changed in between."""
+    """Description of an input, made without reading it. Descriptions before and after a change of the file differ."""
 
     name: str  # a path, "-", or a URL
     size: int | None  # bytes; None: a stream
-    version: int | str | None  # of a file when it was last changed, in ns; under a URL what RemoteFile says
+    version: int | str | None  # modification time of a file, in ns; under a URL the version from RemoteFile
     remote: RemoteFile | None = field(default=None, repr=False, compare=False)
-    items: Any = field(default=None, repr=False, compare=False)  # of an iterable, its iterables.Items
-    magic: str = field(default="", repr=False, compare=False)  # the compression that its first bytes tell
+    items: Any = field(default=None, repr=False, compare=False)  # the iterables.Items of an iterable
+    magic: str = field(default="", repr=False, compare=False)  # compression, by the first bytes
 
     def __str__(self) -> str:
         return self.name
@@ -60,17 +60,17 @@ class Input:
 
     @property
     def is_pipe(self) -> bool:
-        """Whether it is a pipe, of which nobody can give the same bytes again. The caller can those of an iterable."""
+        """Whether the input is a pipe, which cannot be read again. For an iterable, the caller can pass it again."""
         return self.is_stream and not self.items
 
     @property
     def compression(self) -> str:
-        """By the first bytes, or, where they were not read, the file extension; "" for none."""
+        """Compression by the first bytes, or by the file extension if they were not read; "" for none."""
         return self.magic or compression_of(self.name)
 
     @property
     def kind(self) -> str:
-        """One of INPUT_FORMATS by the file extension, without that of a compression; "text" for all others."""
+        """Format from INPUT_FORMATS, by the file extension before that of a compression; "text" if unknown."""
         return "jsonl" if self.items else KIND_OF.get(extension_of(self.name), "text")
 
     def open(self) -> Any:
@@ -78,7 +78,7 @@ class Input:
         return self.remote.open() if self.remote else open(self.name, "rb")
 
     def refreshed(self, remote: RemoteFile | None = None) -> Input:
-        """Return the same input as it is now. remote: the file as it is now, if that is known."""
+        """Return a new description of the same input. remote: the current remote file, if known."""
         if not self.remote:
             return local(self.name)
         remote = remote or (self.remote.again() if self.remote.again else self.remote)
@@ -86,7 +86,7 @@ class Input:
 
 
 def local(path: str | Path) -> Input:
-    """Describe a file of this machine, a pipe, or "-" for standard input. Raises InputError if it cannot be read."""
+    """Describe a local file, a pipe, or "-" for standard input. Raises InputError if it cannot be read."""
     name = str(path)
     if name == STANDARD_INPUT:
         return Input(name, None, None)
@@ -106,14 +106,14 @@ def local(path: str | Path) -> Input:
 
 
 def of_remote(file: RemoteFile) -> Input:
-    """Return a remote file as an input. Asks for its first bytes, if its name does not tell how it is compressed."""
+    """Return a remote file as an input. Requests its first bytes if the name does not show the compression."""
     is_told = not file.size or compression_of(file.name) or extension_of(file.name) in KIND_OF
     magic = "" if is_told else magic_of(file.fetch(0, min(file.size, HEAD_BYTES)))
     return Input(file.name, file.size, file.version, file, magic=magic)
 
 
 def refresh_all(files: Sequence[Input]) -> list[Input]:
-    """Return the same inputs as they are now. What a list of files found is looked up in a new list."""
+    """Return new descriptions of the same inputs. Files that a remote listing found are looked up in a new listing."""
     listings = {file.remote.listing for file in files if file.remote and file.remote.listing}
     listed = {each.name: each for listing in listings for each in listing().values()}
     with ThreadPoolExecutor(_REQUESTS) as pool:
@@ -122,13 +122,13 @@ def refresh_all(files: Sequence[Input]) -> list[Input]:
 
 
 def extension_of(name: str) -> str:
-    """Return the file extension of a path or URL, lower-case, without that of a compression."""
+    """Return the file extension of a path or URL in lower case, without the extension of a compression."""
     last = PurePosixPath(name).name.lower()
     return PurePosixPath(last.removesuffix(PurePosixPath(last).suffix) if compression_of(name) else last).suffix
 
 
 def magic_of(first: bytes) -> str:
-    """Return the compression of a file with these first bytes, at least HEAD_BYTES of them; "" for none."""
+    """Return the compression of a file with these first bytes (at least HEAD_BYTES); "" for none."""
     match = _MAGIC.match(first)
     return match.lastgroup or "" if match else ""
 
@@ -145,17 +145,17 @@ _File = TypeVar("_File", bound="str | RemoteFile")
 
 @dataclass
 class Inputs:
-    """The files to read, in order, and the files of directories and patterns that are not read."""
+    """The files to read, in order, and the files in directories and patterns that are not read."""
 
     files: list[Input] = field(default_factory=list)
-    include: Sequence[str] = ()  # as those of find_inputs
+    include: Sequence[str] = ()  # as in find_inputs
     exclude: Sequence[str] = ()
     any_kind: bool = False
     left_out: dict[str, list[str]] = field(default_factory=dict)  # reason → names of files
     is_searched: bool = False  # whether an input was a directory or a pattern
 
     def notes(self) -> list[str]:
-        """Return lines that tell what was found in directories and patterns; none if every file was named."""
+        """Return lines about the files found in directories and patterns; none if every file was named."""
         if not self.is_searched:
             return []
         counts = ", ".join(f"{number:,} {kind}" for kind, number in Counter(file.kind for file in self.files).items())
@@ -171,7 +171,7 @@ class Inputs:
         return lines
 
     def find(self, name: str, under: dict[str, RemoteFile] | None) -> list[Input]:
-        """Return the files that a name stands for. under: path below a URL → file; None: the name is no URL."""
+        """Return the files that a name matches. under: path below a URL → file; None: the name is not a URL."""
         if under is None:
             return [local(path) for path in self._chosen(name, self._here(name), is_directory=Path(name).is_dir())]
         dots = [path for path in under if not {".", ".."}.isdisjoint(path.split("/"))]
@@ -181,7 +181,7 @@ class Inputs:
         return [of_remote(file) for file in self._chosen(name, under, is_directory=not glob.has_magic(name))]
 
     def _here(self, name: str) -> dict[str, str]:
-        """Return path below a directory → path, or "" → the one file. Raises InputError if there is no file."""
+        """Return {path below a directory: path}, or {"": path} for one file. Raises InputError if there is no file."""
         _require_path(name)
         path, links = Path(name), list[str]()
         if not _is_searched(name):
@@ -205,7 +205,7 @@ class Inputs:
         return {str(file.relative_to(path)): str(file) for file in files}
 
     def _chosen(self, name: str, found: Mapping[str, _File], *, is_directory: bool) -> list[_File]:
-        """Return the files that are read, of those that a name stands for. Raises InputError if there is none."""
+        """Return the files to read among the files that a name matches. Raises InputError if there are none."""
         if "" in found:
             return [found[""]]
         reasons = {path: self._why_not(PurePath(path), is_directory=is_directory) for path in found}
@@ -218,7 +218,7 @@ class Inputs:
         return chosen
 
     def _why_not(self, path: PurePath, *, is_directory: bool) -> str:
-        """Return why a file is not read, given its path below the directory; "" if it is read."""
+        """Return the reason why a file is not read, from its path below the directory; "" if it is read."""
         if is_directory and _is_hidden(path):
             return _HIDDEN
         if _matches(path, self.exclude) or (self.include and not _matches(path, self.include)):
@@ -234,20 +234,20 @@ class Inputs:
 def find_inputs(
     named: Sequence[str | Path], *, include: Sequence[str] = (), exclude: Sequence[str] = (), any_kind: bool = False
 ) -> Inputs:
-    """Return the files that names stand for, in order.
+    """Return the files that the names match, in order.
 
-    A name is a file, "-" for standard input, a directory, a pattern, or one of these under a URL. A file that is named
-    is always read. A directory stands for the files below it that have a known file extension or none, a pattern for
-    all files that match it; both in the order of their names, and without files whose name, or that of a directory
-    below, begins with "." or "_". (A pattern that spells such a name finds it.) A directory that save_to_disk of the
-    library datasets wrote stands for its Arrow files, in its own order.
+    A name is a file, "-" for standard input, a directory, a pattern, or one of these under a URL. A named file is
+    always read. A directory matches the files below it that have a known file extension or none; a pattern matches all
+    files of its form. Both sort files by name, and skip files and subdirectories whose names begin with "." or "_",
+    unless the pattern spells such a name. A directory from save_to_disk of Hugging Face datasets matches its Arrow
+    files, in their own order.
 
-    include, exclude: patterns that select among the files of directories and patterns. They are compared with the path
-    below the directory, and `*` matches `/` too. A file is read if it matches one of `include`, whatever its extension
-    is, and none of `exclude`. any_kind: read files of directories whatever their extension is.
+    include, exclude: patterns that select among the files of directories and patterns. They match the path below the
+    directory, and `*` matches `/` too. A file is read if it matches one of `include`, with any extension, and none of
+    `exclude`. any_kind: read files of directories with any extension.
 
-    Raises UsageError without a name, and for a URL that cannot be read, InputError for a name that gives no file, for a
-    file that cannot be read, and if all files are empty, and RemoteError where a server gives no answer.
+    Raises UsageError without a name and for a URL that cannot be read; InputError for a name that matches no file, for
+    a file that cannot be read, and if all files are empty; and RemoteError if a server does not answer.
     """
     if not named:
         sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
@@ -278,7 +278,7 @@ def find_inputs(
 
 
 def _require_path(name: str) -> None:
-    """Raise UsageError if an input has no name, or is a URL of a kind that cannot be read and not that of a file."""
+    """Raise UsageError for an empty name, and for a URL scheme that cannot be read, unless it is file:."""
     if not name:
         raise UsageError("an input is the empty string; give the name of a file", "malformed", option="inputs")
     if is_url_of_any_kind(name):
@@ -290,7 +290,7 @@ def _require_path(name: str) -> None:
 
 
 def files_of_saved(directory: Path) -> list[Path]:
-    """Return the files that save_to_disk wrote, in their order. Raises InputError if these are several datasets."""
+    """Return the files of save_to_disk, in their order. Raises InputError if they form several datasets."""
     if (directory / SAVED).is_file():
         below = ", ".join(sorted(str(state.parent) for state in directory.glob(f"*/{STATE}")))
         raise refused(directory, "wrong-file-type", f" has several datasets of save_to_disk; name one of them: {below}")
@@ -316,7 +316,7 @@ def _is_hidden(path: PurePath) -> bool:
 
 
 def _matches(path: PurePath, patterns: Sequence[str]) -> bool:
-    """Return whether a path matches one of some patterns; a leading `**/` matches no directory too."""
+    """Return whether a path matches one of the patterns; a leading `**/` also matches no directory."""
     return any(fnmatchcase(path.as_posix(), each) for p in patterns for each in (p, p.removeprefix("**/")))
 
 

@@ -1,7 +1,7 @@
 """A Python iterable of texts, or of ids, as an input: each item is a document.
 
-Texts are read as the lines of the JSON-lines file that has them, and ids as rows of lists. So a build or an import of
-an iterable gives the same dataset as one of such a file.
+Texts are read like lines of a JSON-lines file, and ids like rows of lists. So a build or an import gives the same
+dataset from an iterable and from such a file.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from bertdata.sources.inputs import Input
 from bertdata.sources.streams import CHUNK
 
 NAME = "the iterable"
-_REMEMBERED = 1 << 20  # items whose numbers an error can name, those that were read last
+_REMEMBERED = 1 << 20  # number of last read items that an error can name by number
 
 
 def names_of(inputs: Any) -> list[str] | None:
-    """Return the names of files, directories and URLs that are given, or None for any other iterable."""
+    """Return the names of files, directories and URLs, or None for any other iterable."""
     named = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
     is_names = isinstance(named, list | tuple) and all(isinstance(each, str | os.PathLike) for each in named)
     return [str(each) for each in named] if is_names else None
 
 
 def open_texts(texts: Any, *, strict: bool) -> Input:
-    """Return an input of an iterable of texts. Reading it raises InputError for an item that is not a text.
+    """Return an iterable of texts as an input. Reading it raises InputError for an item that is not a text.
 
-    strict: also for an item that is not valid UTF-8.
+    strict: also raise it for an item that is not valid UTF-8.
     """
     return Input(NAME, None, None, items=Items(texts, partial(_json_lines, strict=strict)))
 
@@ -63,7 +63,7 @@ def _json_lines(texts: Iterator[tuple[int, Any]], *, strict: bool) -> Iterator[b
 
 
 def open_arrays(arrays: Any) -> IdsFile:
-    """Return an input of an iterable of lists or arrays of ids. Reading it raises InputError for any other item."""
+    """Return an iterable of lists or arrays of ids as an input. Reading it raises InputError for any other item."""
 
     def documents(numbered: Iterator[tuple[int, Any]]) -> Iterator[Ids]:
         some, size, first = list[NDArray[Any]](), 0, 0
@@ -82,7 +82,7 @@ def open_arrays(arrays: Any) -> IdsFile:
 
 
 def _joined(file: Input, some: list[NDArray[Any]], first: int) -> Ids:
-    """Return documents as one. first: how many come before them."""
+    """Return the concatenation of documents. first: number of documents before them."""
     offsets = np.append(0, np.cumsum([ids.size for ids in some], dtype=np.int64))
     return Ids(np.concatenate(some), offsets, None, partial(place_of_item, file, "item", first, offsets), 0)
 
@@ -90,7 +90,7 @@ def _joined(file: Input, some: list[NDArray[Any]], first: int) -> Ids:
 def _ids_of(item: Any, number: int) -> NDArray[Any]:
     try:
         ids = np.asarray(item)
-    except (TypeError, ValueError):  # it has lists of different lengths, or is no array of this machine
+    except (TypeError, ValueError):  # nested lists of different lengths, or not an array in host memory
         raise _wrong_item(number, item, "a list or an array of ids") from None
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise _wrong_item(number, item, "a list or an array of ids")
@@ -105,36 +105,36 @@ def _wrong_item(number: int, item: Any, expected: str) -> InputError:
 
 
 class Items:
-    """A Python iterable that is read once.
+    """A Python iterable, read once.
 
-    It keeps a checksum of what was read for each unit. The record of a finished unit stores it, and a later call
-    compares it with what it reads.
+    Computes a checksum of the items of each unit. The record of a finished unit stores the checksum, and a later call
+    compares it with the checksum of its items.
     """
 
     def __init__(self, items: Any, pieces_of: Callable[[Iterator[tuple[int, Any]]], Iterator[Any]]) -> None:
-        """pieces_of: (number, item) of all items → pieces. Raises UsageError if `items` cannot be iterated over."""
+        """pieces_of: all (index, item) → pieces. Raises UsageError if `items` is not iterable."""
         if not (hasattr(items, "__iter__") or hasattr(items, "__getitem__")):
             sentence = f"inputs is of type {type(items).__name__}; give names of files, or an iterable of documents"
             raise UsageError(sentence, "malformed", option="inputs", given=items)
-        self.checksums = dict[int, int]()  # of the units that were read
+        self.checksums = dict[int, int]()  # checksums of the units read so far
         self._items, self._pieces_of = items, pieces_of
         self._unit, self._finished = -1, deque[tuple[int, int]]()
         self._num_items, self._recent = 0, deque[tuple[int, NDArray[np.int64]]]()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the pieces. What the iterable raises passes unchanged."""
+        """Yield the pieces. Exceptions of the iterable pass unchanged."""
         try:
             yield from self._pieces_of(enumerate(self._items, 1))
         except BaseException as error:
-            vars(error)["is_of_iterable"] = True  # files.naming leaves it as it is
+            vars(error)["is_of_iterable"] = True  # files.naming does not change it
             raise
 
     def expect(self, finished: Mapping[int, int]) -> None:
-        """Compare what will be read with the checksums of finished units."""
+        """Set the checksums of finished units, to compare with."""
         self._finished = deque(sorted(finished.items()))
 
     def add(self, unit: int, *contents: Any) -> None:
-        """Add contents of a unit to its checksum. Units come in order. Raises InputError as `end_unit`."""
+        """Add contents of a unit to its checksum. Units come in order. Raises InputError like `end_unit`."""
         if unit != self._unit and self._unit >= 0:
             self.end_unit()
         self._unit = unit
@@ -142,21 +142,21 @@ class Items:
             self.checksums[unit] = zlib.crc32(content, self.checksums.get(unit, 0))
 
     def remember(self, starts: NDArray[np.int64]) -> None:
-        """Store where the next items begin in their lines of JSON, int64 [n], for `place`."""
+        """Store the offsets of the next items in their JSON lines, int64 [n], for `place`."""
         self._recent.append((self._num_items, starts))
         self._num_items += starts.size
         while self._num_items - self._recent[0][0] > _REMEMBERED + starts.size:
             self._recent.popleft()
 
     def place(self, start: int) -> str:
-        """Return 'item n of the iterable' of an offset in the lines of JSON; only the last 2**20 items have numbers."""
+        """Return 'item n of the iterable' for an offset in the JSON lines; only the last 2**20 items have numbers."""
         for number, starts in reversed([*self._recent]):
             if starts[0] <= start:
                 return f"item {number + starts.searchsorted(start, side='right')} of {NAME}"
         return NAME
 
     def end_unit(self, *, is_last: bool = False) -> None:
-        """Raise InputError if a finished unit was made from other items than those that were read."""
+        """Raise InputError if a finished unit was made from different items."""
         expected = self._finished.popleft() if self._finished else None
         if (expected and expected != (self._unit, self.checksums.get(self._unit))) or (is_last and self._finished):
             sentence = "the items are not those of the interrupted call; repeat them, or give overwrite=True"

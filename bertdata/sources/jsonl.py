@@ -1,7 +1,7 @@
-"""Lines of JSON → the strings under one key, or under the keys of objects in each other: "a.b" is row["a"]["b"].
+"""Lines of JSON → the strings under one key, or under nested keys: "a.b" is row["a"]["b"].
 
-pyarrow reads a whole block of lines at once. A block that it refuses, or in which it may see something else than
-Python's json, is read line by line by the latter.
+pyarrow parses a whole block of lines at once. If it rejects a block, or may parse it differently from Python's json,
+json parses the block line by line.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from bertdata.sources.documents import BadRow, Documents, Skipped, valid_utf8
 from bertdata.sources.kernels import may_be_special
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LONGEST = 1 << 25  # bytes of a line for Python's json, whose objects take up to 24 times as much
+_LONGEST = 1 << 25  # bytes of a line for Python's json, whose objects need up to 24 times as much
 
 
 def texts_of(lines: Documents, key: str) -> Documents:
-    """Return the strings in lines of one JSON value each, valid UTF-8 or not."""
+    """Return the strings in lines that hold one JSON value each, valid UTF-8 or not."""
     if documents := _at_once(lines, key):
         return documents
     texts, bad = list[bytes](), list[Skipped]()
-    numbers = list[tuple[int, int, int]]()  # of each text: start, replaced, invalid
+    numbers = list[tuple[int, int, int]]()  # start, replaced and invalid of each text
     offsets, view = lines.offsets.tolist(), lines.text.data
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
         try:
-            if len(raw) > _LONGEST:  # pyarrow may read it alone
+            if len(raw) > _LONGEST:  # pyarrow may parse this line by itself
                 raise RecursionError(f"longer than {_LONGEST >> 20} MiB")
             text, num_surrogates = _text(raw, key)
-        except RecursionError as error:  # pyarrow follows JSON to any depth
+        except RecursionError as error:  # pyarrow parses JSON of any depth
             documents = _at_once(lines.between(number, number + 1), key)
             if not documents:
                 bad.append(Skipped(0, start, BadRow(f"not JSON ({error})")))
@@ -46,10 +46,10 @@ def texts_of(lines: Documents, key: str) -> Documents:
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:
-    """Return the strings by pyarrow; None if a line must be looked at by itself.
+    """Return the strings from pyarrow; None if lines must be parsed one by one.
 
-    pyarrow does not see where lines end. But each line begins with { and ends with }, and no JSON value has a newline
-    between } and {. So each line holds complete values, and equal counts mean one value a line. At a NUL pyarrow stops.
+    pyarrow ignores line ends. But each line begins with { and ends with }, and no JSON value has a newline between }
+    and {. So each line holds complete values, and equal counts mean one value per line. pyarrow stops at a NUL.
     """
     import pyarrow as pa
     from pyarrow import json as pa_json
@@ -86,9 +86,7 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
 
 
 def _value(row: Any, key: str) -> Any:
-    """Return the value under a key, or, if that is missing or null, under its parts; an error of Python if there is
-    none.
-    """
+    """Return the value under a key, or, if it is missing or null, under nested keys. Raise Python's error for none."""
     if "." not in key or row.get(key) is not None:
         return row[key]
     for name in key.split("."):
@@ -97,9 +95,9 @@ def _value(row: Any, key: str) -> Any:
 
 
 def _text(raw: bytes, key: str) -> tuple[bytes, int]:
-    """Return the string, and how many lone surrogates in it were replaced. Raises BadRow or RecursionError."""
+    """Return the string, and the number of replaced lone surrogates in it. Raises BadRow or RecursionError."""
     try:
-        text = _value(json.loads(raw, parse_int=float), key)  # Python refuses whole numbers of 4,301 digits
+        text = _value(json.loads(raw, parse_int=float), key)  # Python rejects integers of 4,301 digits
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ValueError):
             raise BadRow(f"not JSON ({error})") from None

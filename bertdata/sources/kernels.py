@@ -1,6 +1,6 @@
-"""The compiled loops that cut text, and ids, into documents.
+"""Compiled loops that cut text into documents.
 
-Python allocates the arrays, and a kernel never raises. tests/reference has a slow reference implementation of each.
+Python allocates the arrays, and a kernel never raises. tests/reference has a reference implementation of each kernel.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from bertdata.jit import jit
 TEXT_PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
 MINUS = ord("-")
-RECORD, COMMENT = ord(">"), ord(";")  # what lines of FASTA begin with
+RECORD, COMMENT = ord(">"), ord(";")  # first bytes of special lines of FASTA
 
 
 class CutDocuments(NamedTuple):
-    """What `cut` and `cut_fasta` write."""
+    """The output arrays of `cut` and `cut_fasta`."""
 
     text: Any  # uint8 [n + 1 + TEXT_PADDING] for n bytes of input: the documents, each followed by a newline
     offsets: Any  # int64 [m + 1]: document d is text[offsets[d] : offsets[d + 1] - 1]
-    starts: Any  # int64 [m]: where the document begins in the input
-    invalid: Any  # int64 [m]: where the first invalid byte of the document is in the input; -1: it is valid UTF-8
-    used: Any  # int64 [1]: bytes of input that are done; the document that begins there is not complete
+    starts: Any  # int64 [m]: offset of the document in the input
+    invalid: Any  # int64 [m]: offset of its first invalid byte in the input; -1: it is valid UTF-8
+    used: Any  # int64 [1]: bytes of input consumed; the document that begins there is not complete
 
 
 @intrinsic
 def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
     """Copy the 64 bytes at source[i:] to target[p:].
 
-    Returns two words with a bit for each byte: 1 where it is a newline, and 1 where it is not ASCII.
+    Returns two words with a bit for each byte: whether it is a newline, and whether it is not ASCII.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -52,10 +52,10 @@ def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
 
 @jit()
 def first_invalid(text, start, stop):
-    """Return the index of the first byte of text[start:stop] that is not valid UTF-8, as CPython reports it; -1: all is
+    """Return the index of the first invalid byte of UTF-8 in text[start:stop], as CPython reports it; -1 if all is
     valid.
 
-    text must have 8 bytes more than `stop`.
+    text must be at least 8 bytes longer than `stop`.
     """
     i = start
     while i < stop:
@@ -89,11 +89,11 @@ def first_invalid(text, start, stop):
 
 @jit()
 def cut(data, size, offset, is_end, by_line, cuts):
-    """Find the documents in data[:size], as docs/format.md says. Returns how many are complete.
+    """Find the documents in data[:size], as docs/format.md defines them. Returns the number of complete documents.
 
     data: uint8, TEXT_PADDING bytes longer than `size`. offset: of data[0] in the input. is_end: whether the input ends
-    with these bytes, so that the last line and the last document are complete. by_line: whether each line that is not
-    blank is a document; else blank lines end documents. cuts: CutDocuments.
+    with these bytes, so that the last line and the last document are complete. by_line: whether each nonblank line is a
+    document; else blank lines end documents. cuts: CutDocuments.
 
     A document in `cuts` has its lines joined by newlines, and may hold invalid bytes.
     """
@@ -141,13 +141,13 @@ def cut(data, size, offset, is_end, by_line, cuts):
 
 @jit()
 def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
-    """Find the records of FASTA in data[:size], each a line that begins with > and the lines up to the next such line.
+    """Find the records of FASTA in data[:size]: a line that begins with >, and the lines up to the next such line.
 
-    Returns how many are complete. A document in `cuts` is the record without the first line, without lines that begin
-    with ; and without white space. is_at_head: whether the input begins with data[0]; else data[0] is the beginning or
-    any byte of a record. Text before the first record is a document, too. Lines before the first document are not used
-    up. starts[0] is -1 if there is no document; else it may be that of one that is not complete. The first invalid byte
-    is that of the lines as they are, with comments.
+    Returns the number of complete records. A document in `cuts` is the record without its first line, without lines
+    that begin with ; and without white space. is_at_head: whether the input begins with data[0]; else data[0] is any
+    byte of a record. Text before the first record is a document, too. Lines before the first document are not consumed.
+    starts[0] is -1 if there is no document; else its document may be incomplete. The first invalid byte refers to the
+    raw lines, including comments.
     """
     text, offsets, starts, invalid = cuts.text, cuts.offsets, cuts.starts, cuts.invalid
     i, p, count, has_high, body = int64(0), int64(0), 0, False, int64(0)
@@ -187,12 +187,12 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
 
 @jit()
 def may_be_special(text, size):
-    """Return whether text[:size] has a NUL, -NaN, or Inf before white space or one of ,]} (a number for pyarrow).
+    """Return whether text[:size] has a NUL, -NaN, or Inf before white space or one of ,]} (a number in pyarrow).
 
     text: uint8, 3 bytes longer than `size`. A special value must end in text[:size].
     """
     found = False
-    for i in range(size):  # without a branch, so that it compiles to vector instructions
+    for i in range(size):  # without a branch, to compile to vector instructions
         a, b, c, d = text[i], text[i + 1], text[i + 2], text[i + 3]
         ends = (d <= SPACE) | (d == ord(",")) | (d == ord("]")) | (d == ord("}"))
         is_nan = (a == MINUS) & (b == ord("N")) & (c == ord("a")) & (d == ord("N"))

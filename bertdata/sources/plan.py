@@ -1,7 +1,7 @@
 """Inputs → the units of a build, from sizes and footers alone, and their text in blocks of about 4 MiB.
 
-docs/format.md says which unit a document belongs to. Memory: two blocks, and a few copies of the longest document,
-which has at most 256 MiB. The text of a plain file is copied once, by the kernel that cuts it.
+docs/format.md defines the unit of each document. Memory: two blocks, and a few copies of the longest document, of at
+most 256 MiB. The kernel that cuts a plain file into documents makes the only copy of its text.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from bertdata.sources.tables import TABLE_KINDS, TableFile, group_units
 from bertdata.sources.text import TextFile
 
 UNIT_RULE = 3
-"""Raised when the rule of units in docs/format.md changes, or the record of a unit: an unfinished build or import of
-a different version is an error.
+"""Version of the rule of units in docs/format.md and of their records: a build or import that was begun with a
+different version cannot continue.
 """
-UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
+UNITS_PER_SIZE = 16  # unit numbers reserved for a file that decompresses to this many times its size
 UNITS_OF_A_STREAM = 1 << 20
-PART_BYTES = 1 << 24  # of input on disk in a part at least, where there is enough for PARTS_A_WORKER
+PART_BYTES = 1 << 24  # minimum bytes of input on disk in a part, if there is enough for PARTS_A_WORKER
 PARTS_A_WORKER = 8
-MOST_INPUTS = 1 << 12  # in a block: each takes 2 KB in addition to its text
+MOST_INPUTS = 1 << 12  # inputs in a block: each needs 2 KB in addition to its text
 
 
 class Part(NamedTuple):
-    """Units that follow each other, and that one thread or process makes from beginning to end."""
+    """Consecutive units that one thread or process makes from beginning to end."""
 
     units: range
-    size: float  # bytes of their input on disk, more or less
-    is_divisible: bool = False  # whether a unit can be read without those before it
+    size: float  # approximate bytes of their input on disk
+    is_divisible: bool = False  # whether a unit can be read without the units before it
 
 
 class Place(NamedTuple):
-    """The units of an input. Plain files that follow each other are one range of bytes, which is cut into units."""
+    """The units of an input. Consecutive plain files form one range of bytes, which is cut into units."""
 
-    base: int  # where the input begins in its range
-    first: int  # the unit with which the range begins
-    units: range  # to which the text of the input may belong; what lies beyond belongs to the last
+    base: int  # offset of the input in its range
+    first: int  # the first unit of the range
+    units: range  # units that may hold text of the input; text beyond them belongs to the last one
 
     def unit(self, number: int) -> int:
-        """Return the unit with a number from 0 in the range."""
+        """Return the unit at an index, from 0, in the range."""
         return min(self.first + number, self.units[-1])
 
 
@@ -66,9 +66,9 @@ class Plan:
         return range(self.ranges[-1].units.stop)
 
     def parts(self, workers: int | None = None) -> list[Part]:
-        """Return all units in order. A part is as small as it can be; with max_documents, it has all units.
+        """Return all units in order, in parts that are as small as possible. With max_documents there is one part.
 
-        workers: how many make parts at the same time; small parts that follow each other are joined for them.
+        workers: the number of parts made at the same time; joins consecutive small parts accordingly.
         """
         total = sum(file.size or 0 for file in self.files)
         if self.form.max_documents is not None:
@@ -85,9 +85,9 @@ class Plan:
         return parts if begin == self.units.stop else [*parts, Part(range(begin, self.units.stop), size)]
 
     def inputs_of(self, units: range) -> range:
-        """Return the numbers of the inputs that may have text of some units.
+        """Return the indices of the inputs that may hold text of some units.
 
-        With max_documents all, because the documents are counted from the first on.
+        With max_documents these are all inputs, because documents are counted from the first on.
         """
         if self.form.max_documents is not None:
             return range(len(self.files))
@@ -96,12 +96,12 @@ class Plan:
 
 
 def split(files: Sequence[Input], form: TextFormat) -> Plan:
-    """Plan the units of inputs. Reads the footers of Parquet files, and nothing else.
+    """Plan the units of inputs. Reads only the footers of Parquet files.
 
     Raises InputError for a Parquet file that cannot be read or has no column for the text.
     """
     places, ranges, unit, of_unit = list[Place](), list[Part](), 0, form.shard_size
-    # Plain files side by side are one range, and each other file is one.
+    # Consecutive plain files form one range; every other file has its own.
     for key, group in groupby(range(len(files)), lambda index: -1 if _is_plain(files[index], form) else index):
         numbers = list(group)
         bounds, file = [0, *accumulate(files[index].size or 0 for index in numbers)], files[numbers[0]]
@@ -124,7 +124,7 @@ def split(files: Sequence[Input], form: TextFormat) -> Plan:
 
 
 def source_of(file: Input, form: TextFormat, number: int = 0) -> Source:
-    """Return what reads an input. number: of the input."""
+    """Return the Source of an input. number: the index of the input."""
     kind = form.kind or file.kind
     return (TableFile if kind in TABLE_KINDS else TextFile)(file, kind, form, number)
 
@@ -140,17 +140,17 @@ def find_blocks(
 ) -> Iterator[Block]:
     """Yield the text of all inputs in order, in blocks of one unit each.
 
-    is_wanted: which units to give. units: those that are given at all; None: all. What is not wanted is not read: units
-    of plain files and of Parquet, and other files of which no unit is wanted.
+    is_wanted: unit → whether to yield it. units: the units to consider; None: all. Skips unwanted units of plain files
+    and of Parquet without reading them, and any other file without wanted units.
 
-    Raises InputError for input that cannot be read, as `Block.decode` does. It names file and line, byte or row.
+    Raises InputError for unreadable input, like `Block.decode`, with the file and its line, byte or row.
     """
     limit, every = plan.form.max_documents, plan.units if units is None else units
 
     def wanted(unit: int) -> bool:
         return unit in every and is_wanted(unit)
 
-    # With max_documents every document counts, also those of units that are not wanted.
+    # With max_documents every document counts, including documents of unwanted units.
     blocks = _read(plan, plan.inputs_of(every), wanted if limit is None else lambda unit: True)
     if limit is not None:
         blocks = (block for block in _first(blocks, limit) if wanted(block.unit))
@@ -158,8 +158,8 @@ def find_blocks(
 
 
 def _read(plan: Plan, inputs: range, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
-    """Yield blocks of one input each. A file that has nothing of the units that are wanted is not opened."""
-    before = 0  # bytes of the inputs before
+    """Yield blocks of one input each. Does not open a file without wanted units."""
+    before = 0  # bytes of the previous inputs
     for index in inputs:
         source, place, read = source_of(plan.files[index], plan.form, index), plan.places[index], 0
         if any(map(is_wanted, place.units)):
@@ -170,12 +170,12 @@ def _read(plan: Plan, inputs: range, is_wanted: Callable[[int], bool]) -> Iterat
             for block in source.blocks(place.base, wanted):
                 read = block.bytes_read
                 yield block._replace(unit=place.unit(block.unit), bytes_read=before + read)
-                del block  # a long document goes before the next one is read
+                del block  # a long document is freed before the next one is read
         before += read if source.file.size is None else source.file.size
 
 
 def _first(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
-    """Yield so many documents, and the rows without a text before the last of them."""
+    """Yield the first documents, up to a number, and the rows without a text before the last of them."""
     for block in blocks:
         source, raw = block.raw[0]
         found = source.decode(raw)
@@ -189,7 +189,7 @@ def _first(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
 
 
 def _together(blocks: Iterable[Block]) -> Iterator[Block]:
-    """Yield blocks of a unit that follow each other as one. What was read before an error comes before it."""
+    """Yield consecutive blocks of a unit as one block. Yields the text before an error before raising the error."""
     pending: Block | None = None
     try:
         for block in blocks:
@@ -200,7 +200,7 @@ def _together(blocks: Iterable[Block]) -> Iterator[Block]:
                 pending.raw.extend(block.raw)
                 block = block._replace(num_bytes=pending.num_bytes + block.num_bytes, raw=pending.raw)  # noqa: PLW2901
             pending = block
-            del block  # a long document goes before the next one is read
+            del block  # a long document is freed before the next one is read
             if pending.num_bytes >= formats.BLOCK_BYTES or len(pending.raw) >= MOST_INPUTS:
                 yield pending
                 pending = None

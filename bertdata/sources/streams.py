@@ -19,7 +19,7 @@ UTF_8 = "utf-8"
 
 
 def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Handle an error of a codec: what cannot be decoded, and then not encoded, becomes a byte that UTF-8 never has."""
+    """Handle codec errors: a sequence that cannot be decoded or encoded becomes a byte that never occurs in UTF-8."""
     if isinstance(error, UnicodeDecodeError):
         return "\udcff", error.end
     assert isinstance(error, UnicodeEncodeError)  # noqa: S101  (there is no other kind here)
@@ -30,7 +30,7 @@ codecs.register_error("bertdata.mark_invalid", _mark_invalid)
 
 
 class PieceReader(io.RawIOBase):
-    """Bytes in pieces as a file. An error of the pieces passes unchanged; io.BufferedReader retries after EINTR."""
+    """Pieces of bytes as a file object. Errors of the pieces pass unchanged; io.BufferedReader retries after EINTR."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""
@@ -48,7 +48,7 @@ class PieceReader(io.RawIOBase):
 
 
 def _as_utf8(file: Any, encoding: str) -> Iterator[bytes]:
-    """Yield a text in another encoding as UTF-8. Each invalid sequence becomes the byte FF, so that it is counted."""
+    """Convert a text from a different encoding to UTF-8. Invalid sequences become the byte FF and are counted."""
     decoder, data = codecs.getincrementaldecoder(encoding)("bertdata.mark_invalid"), b"begin"
     while data:
         data = file.read(CHUNK)
@@ -58,7 +58,7 @@ def _as_utf8(file: Any, encoding: str) -> Iterator[bytes]:
 def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the decompressed bytes of all members of a bzip2 or xz file. Zeros may follow a member.
 
-    The readers of the standard library silently stop at a damaged member behind a sound one; this one raises.
+    The standard library silently stops at a damaged member after an intact one; this function raises.
     """
     data = file.read(CHUNK)
     while data:
@@ -74,7 +74,7 @@ def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
 
 
 class InputStream:
-    """The bytes of an input, decompressed, as UTF-8. `file` is the file object they are read from."""
+    """The bytes of an input, decompressed, as UTF-8. `file` is the underlying file object."""
 
     def __init__(self, file: Any, compression: str, encoding: str) -> None:
         self._on_disk = self.file = file
@@ -96,12 +96,12 @@ class InputStream:
 
     @property
     def bytes_read(self) -> int:
-        """How many bytes of the file on disk are read; 0 of a pipe."""
+        """Number of bytes read from the file on disk; 0 for a pipe."""
         return int(self._on_disk.tell()) if self._on_disk.seekable() else 0
 
 
 def _after(first: bytes, file: Any) -> Iterator[bytes]:
-    """Yield the bytes of a file of which `first` was read already."""
+    """Yield `first`, which was read already, and the rest of the file."""
     yield first
     while piece := file.read1(CHUNK):
         yield piece
@@ -109,11 +109,11 @@ def _after(first: bytes, file: Any) -> Iterator[bytes]:
 
 @contextmanager
 def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
-    """Open an input. Its first bytes tell its compression.
+    """Open an input. Detects its compression by magic bytes.
 
-    Raises InputError, which names the file, if it cannot be read or decompressed.
+    Raises InputError, with the file name, if the input cannot be read or decompressed.
     """
-    if source.items:  # whose own errors pass unchanged
+    if source.items:  # errors of the iterable pass unchanged
         yield InputStream(PieceReader(iter(source.items)), "", encoding)
         return
     compression = source.compression
@@ -136,7 +136,7 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
         sentence = f"{source} was removed while it was read; put it back, and run the same command again"
         raise InputError(sentence, "not-found", given=source.name) from None
     except OSError as error:
-        if compression and error.errno is None:  # the libraries report damage like this
+        if compression and error.errno is None:  # the errors of the libraries for damaged files
             raise _cut_short(source, compression, error) from None
         sentence = f"{source} cannot be read: {error.strerror or error}"
         raise InputError(sentence, "unreadable", given=source.name) from None

@@ -24,16 +24,16 @@ from bertdata.sources.streams import CHUNK, UTF_8, InputStream, opened
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
-_MOST_ROWS = 1 << 10  # of a Parquet file that are decoded at a time
-_BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at a time
-_DECODED_BYTES = 1 << 24  # of texts of Parquet that are decoded together, at most, unless a single row has more
+_MOST_ROWS = 1 << 10  # rows of a Parquet file decoded at a time
+_BUFFER_BYTES = 1 << 20  # bytes of a Parquet column read at a time
+_DECODED_BYTES = 1 << 24  # most bytes of Parquet texts decoded together, unless a single row has more
 
 
 class TableFile(Source):
-    """One input of rows. Its range of bytes is that of the texts, each with one byte more."""
+    """One input of rows. Its range of bytes is the concatenation of its texts, each with one byte more."""
 
     def blocks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
-        """Yield the rows of the units that are wanted, some at a time. base: nothing is before a table in its range."""
+        """Yield the rows of the requested units, some at a time. base: 0, because a table has its own range."""
         with readable(self.file, self.kind):
             yield from (self._of_parquet if self.kind == "parquet" else self._of_batches)(is_wanted)
 
@@ -53,7 +53,7 @@ class TableFile(Source):
         return f"{self.file}, row {start}"
 
     def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
-        """Yield rows of Parquet. A unit has complete row groups; other row groups are not read."""
+        """Yield rows of Parquet. A unit has complete row groups; row groups of other units are not read."""
         with open_parquet(self.file) as table:
             meta, why, first = table.metadata, _why_none(self.file, self.form, table.schema_arrow), 1
             for group, unit in enumerate(_group_units(meta, self.form, why)):
@@ -66,7 +66,7 @@ class TableFile(Source):
                 first = stop
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
-        """Yield the text's column of a row group in pieces of about a block."""
+        """Yield the text column of a row group in pieces of about a block."""
         import pyarrow as pa
 
         meta, key = table.metadata.row_group(group), self.form.text_key
@@ -86,10 +86,10 @@ class TableFile(Source):
             yield pa.concat_arrays(pieces)
 
     def _longest_repeated(self, metadata: Any, group: int) -> int:
-        """Return the bytes of the longest text in the dictionary of a row group, which each row of a small file may be.
+        """Return the bytes of the longest text in a row group's dictionary, which every row of a small file may repeat.
 
-        0 where the first rows have no dictionary, or cannot be read. Only one row is read: pyarrow adds to a dictionary
-        what stands in none, so that in the end each batch has all texts of the row group.
+        Returns 0 if the first rows have no dictionary or cannot be read. Reads only one row: pyarrow adds every plain
+        text to the dictionary, so later batches would hold all texts of the row group.
         """
         import pyarrow as pa
 
@@ -99,12 +99,12 @@ class TableFile(Source):
                 batch = next(table.iter_batches(1, row_groups=[group], columns=[key]), None)
             column = pa.nulls(0, pa.string()) if batch is None else _text_column(batch, key)
             texts = _binary(column.dictionary if pa.types.is_dictionary(column.type) else column)
-        except (pa.ArrowException, OSError):  # reading the rows themselves says what is wrong, if anything is
+        except (pa.ArrowException, OSError):  # reading the rows themselves raises the error, if there is one
             return 0
         return int(np.diff(offsets_of(texts)).max(initial=0))
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
-        """Yield rows of any other table. A row belongs to the unit in which its text begins."""
+        """Yield rows of any other table. A row belongs to the unit where its text begins."""
         row, offset = 1, 0
         for column, reasons, bytes_read in self._batches():
             lengths = np.diff(offsets_of(column))
@@ -117,7 +117,7 @@ class TableFile(Source):
             row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
     def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow], int]]:
-        """Yield texts as pyarrow.LargeBinaryArrays, the reasons for nulls in them, and bytes read so far."""
+        """Yield texts as pyarrow.LargeBinaryArrays, with the reasons for their nulls and the bytes read so far."""
         import pyarrow as pa
 
         with opened(self.file, self.form.encoding if self.kind in SEPARATORS else UTF_8) as stream:
@@ -132,7 +132,7 @@ class TableFile(Source):
                     yield column, {0: why} if why else {}, stream.bytes_read
 
     def _texts(self, batch: Any) -> Iterator[Any]:
-        """Yield the texts of a batch, as `_decoded` gives them. Raises InputError for bytes that cannot be text."""
+        """Yield the texts of a batch, in the form of `_decoded`. Raises InputError for bytes that cannot be text."""
         key = self.form.text_key
         column = _text_column(batch, key)
         for texts in _decoded(column):
@@ -154,18 +154,18 @@ class TableFile(Source):
                 what = f"the text is longer than {formats.LONGEST_DOCUMENT >> 20:,} MiB; split it"
                 raise refused(self.file, "too-large", f", row {rows.first + row}: {what}")
             some = rows._replace(column=rows.column.slice(row, stop - row), first=rows.first + row)
-            # 64: why a row is skipped
+            # 64: the reason why a row is skipped
             num_bytes = int(offsets[stop] - offsets[row]) + stop - row + 64 * some.column.null_count
             yield Block(unit, num_bytes, bytes_read, [(self, some)])
             row = stop
 
     def _texts_of_csv(self, stream: InputStream) -> Iterator[tuple[list[bytes | None], dict[int, BadRow]]]:
-        """Yield the texts of the column, about a block at a time, None for each bad row, and why, by number of the row.
+        """Yield the texts of the column, about a block at a time, with None for bad rows, and {number of row: reason}.
 
-        Rows are counted from 1, without the header and blank lines. A text may be invalid UTF-8. Python's csv reads
-        them: pyarrow does not report a quoted field without an end, which has all that follows. Set the longest field
-        of the module csv. Raise InputError for what cannot be text, for a header without the column, and for a quoted
-        field without an end.
+        Rows are counted from 1, without the header and blank lines. A text may be invalid UTF-8. Uses Python's csv,
+        because pyarrow does not report an unclosed quoted field, which swallows the rest of the file. Set the longest
+        field of the module csv. Raise InputError for bytes that cannot be text, a header without the column, and an
+        unclosed quoted field.
         """
         csv.field_size_limit(formats.LONGEST_ROW)
         content = io.BufferedReader(stream.file, CHUNK)
@@ -180,12 +180,12 @@ class TableFile(Source):
                 while line := decoded.readline(left + 1):
                     left -= len(line)
                     if left < 0:
-                        raise csv.Error("field larger than field limit")  # as csv says it of a field
+                        raise csv.Error("field larger than field limit")  # like csv's message about a field
                     yield line
 
             rows = csv.reader(lines(), delimiter=SEPARATORS[self.kind], strict=True)
             while True:
-                text, why, left = None, None, formats.LONGEST_ROW  # characters that the row may still have
+                text, why, left = None, None, formats.LONGEST_ROW  # characters left for the row
                 try:
                     if (row := next(rows, None)) is None:
                         break
@@ -231,10 +231,10 @@ class TableFile(Source):
             raise refused(self.file, "too-large", long) from None
 
     def _column_in(self, header: list[str]) -> tuple[int | BadRow, bool]:
-        """Return the number of the text's column, or why there is none, and whether the first row is a header.
+        """Return the index of the text column, or the reason why there is none, and whether the first row is a header.
 
-        It is no header if the key is the number of a column and not all fields are numbers: a label of the first row
-        may be one. Raise InputError if there is no such column, unless bad rows are skipped.
+        The first row is not a header if the key is the number of a column and not all fields are numbers: a label in
+        the first row may be a number. Raise InputError if there is no such column, unless bad rows are skipped.
         """
         key = self.form.text_key
         is_number = _is_number(key) and -len(header) <= int(key) < len(header)
@@ -248,9 +248,9 @@ class TableFile(Source):
 class _Rows(NamedTuple):
     """Some rows of a table."""
 
-    column: Any  # their texts as a pyarrow.LargeBinaryArray, valid UTF-8 or not
+    column: Any  # texts as a pyarrow.LargeBinaryArray, valid UTF-8 or not
     first: int  # number of the first row, from 1
-    reasons: Mapping[int, BadRow]  # row → why its text is null; 0 → why that of any other row is
+    reasons: Mapping[int, BadRow]  # row → reason why its text is null; 0 → reason for all other rows
 
 
 def _is_number(key: str) -> bool:
@@ -259,7 +259,7 @@ def _is_number(key: str) -> bool:
 
 
 def _nulls(num_rows: int) -> Iterator[Any]:
-    """Yield columns of so many nulls together."""
+    """Yield columns of nulls with `num_rows` nulls in total."""
     import pyarrow as pa
 
     for first in range(0, num_rows, _MOST_ROWS):
@@ -292,9 +292,9 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
 
 
 def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
-    """Return the unit of each row group: one begins where the bytes of the column before pass a multiple of its size.
+    """Return the unit of each row group. A unit begins where the column's bytes pass a multiple of the unit size.
 
-    why: there is no such column, so all groups are in one unit.
+    why: the reason why there is no such column; then all groups are in one unit.
     """
     if why:
         return [0] * meta.num_row_groups
@@ -306,14 +306,14 @@ def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
 
 
 def _leaf(meta: Any, key: str) -> int:
-    """Return the number of the text's column in a row group."""
+    """Return the index of the text column in a row group."""
     fits = [each for each in range(meta.num_columns) if meta.schema.column(each).path == key]
     return next((each for each in fits if meta.schema.column(each).name == key), fits[0])
 
 
 @contextmanager
 def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
-    """Return a pyarrow.parquet.ParquetFile, with whose options pyarrow does not hold a complete row group in memory."""
+    """Return a pyarrow.parquet.ParquetFile with options that avoid holding a complete row group in memory."""
     import pyarrow.parquet as pq
 
     with (
@@ -324,14 +324,14 @@ def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
 
 
 def open_by_pyarrow(file: Input) -> Any:
-    """Return a file of this machine, which pyarrow reads without Python. Its name may be no UTF-8."""
+    """Open a local file that pyarrow reads without Python. Its name may be invalid UTF-8."""
     import pyarrow as pa
 
     return pa.OSFile(os.fsencode(file.name))
 
 
 def _text_column(batch: Any, key: str) -> Any:
-    """Return the column of the text, which is the only one of this name."""
+    """Return the text column, the only column of this name."""
     _, (root, *fields) = _named(batch.schema, key)[0]
     if not fields:
         return batch.column(root)
@@ -341,10 +341,9 @@ def _text_column(batch: Any, key: str) -> Any:
 
 
 def _named(schema: Any, key: str) -> list[tuple[Any, list[int]]]:
-    """Return the columns with this name, or, if there is none, fields of columns of structs: "a.b" is field b of column
-    a.
+    """Return the columns with this name, or else the struct fields with it: "a.b" is field b of column a.
 
-    Returns the type of each, and its number, followed by those of the fields in it.
+    Returns the type of each, and its index path: the column, then nested fields.
     """
     import pyarrow as pa
 
@@ -362,7 +361,7 @@ def _named(schema: Any, key: str) -> list[tuple[Any, list[int]]]:
 
 
 def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
-    """Return why no row of a table can have a text. Raises InputError unless such rows are skipped."""
+    """Return the reason why no row of a table can have a text. Raises InputError unless bad rows are skipped."""
     import pyarrow as pa
 
     key, found = form.text_key, _named(schema, form.text_key)
@@ -378,7 +377,7 @@ def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
 
 @contextmanager
 def readable(file: Input, kind: str) -> Iterator[None]:
-    """Turn what pyarrow says of a damaged file into an InputError."""
+    """Turn pyarrow's error for a damaged file into an InputError."""
     import pyarrow as pa
 
     try:
@@ -390,9 +389,7 @@ def readable(file: Input, kind: str) -> Iterator[None]:
 
 
 def _binary(column: Any) -> Any:
-    """Return a column of strings as a pyarrow.LargeBinaryArray. Raises pyarrow.ArrowInvalid if its offsets lie outside
-    it.
-    """
+    """Return a column of strings as a pyarrow.LargeBinaryArray. Raises pyarrow.ArrowInvalid for invalid offsets."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -401,15 +398,14 @@ def _binary(column: Any) -> Any:
         column = column.cast(pa.binary_view())
         column.validate(full=True)
     column = column.cast(pa.large_binary())
-    column.validate(full=True)  # a file may say anything, and what is UTF-8 is judged later
+    column.validate(full=True)  # a file may hold any bytes, and UTF-8 is checked later
     return column
 
 
 def _decoded(column: Any) -> Iterator[Any]:
-    """Return a column of strings, of which a dictionary is decoded a block or a row at a time, as
-    pyarrow.LargeBinaryArrays.
+    """Yield a column of strings as pyarrow.LargeBinaryArrays. Decodes a dictionary by blocks or rows.
 
-    Raises pyarrow.ArrowInvalid as `_binary` does, and for an index outside of the dictionary.
+    Raises pyarrow.ArrowInvalid like `_binary`, and for an index outside the dictionary.
     """
     import pyarrow as pa
 

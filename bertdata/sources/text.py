@@ -22,16 +22,16 @@ from bertdata.sources.kernels import RECORD, TEXT_PADDING, CutDocuments, cut, cu
 from bertdata.sources.streams import UTF_8, InputStream, opened
 
 _MARK = codecs.BOM_UTF8
-_HEAD = 256  # bytes in which JSON begins
+_HEAD = 256  # first bytes, which are searched for the beginning of JSON
 _MARGIN = 1 << 12  # bytes read before and after a range, for documents that cross its ends
-_LONGEST_READ = 1 << 24  # bytes that are read at a time where a document is longer than a block
+_LONGEST_READ = 1 << 24  # bytes read at a time if a document is longer than a block
 
 
 class TextFile(Source):
     """One input of plain text, JSON lines or FASTA."""
 
     def blocks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
-        """Yield the lines of the units that are wanted, some at a time."""
+        """Yield the lines of the requested units, some at a time."""
         with opened(self.file, self.form.encoding) as stream:
             for first, stop in self._ranges(stream, base, is_wanted):
                 for lines in self._all(stream) if self.is_one_document else self._starting_in(stream, first, stop):
@@ -39,7 +39,7 @@ class TextFile(Source):
                     del lines  # before more is read
 
     def _ranges(self, stream: InputStream, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of bytes in which documents of units that are wanted begin."""
+        """Yield the ranges of bytes where documents of the requested units begin."""
         if not stream.is_seekable or self.is_one_document:
             yield 0, sys.maxsize
             return
@@ -50,7 +50,7 @@ class TextFile(Source):
                 yield max(0, wanted[0] * size - base), (wanted[-1] + 1) * size - base
 
     def _all(self, stream: InputStream) -> Iterator[Documents]:
-        """Yield all of the input as one document, if it is not blank."""
+        """Yield the whole input as one document, unless it is blank."""
         raw = stream.read(formats.LONGEST_DOCUMENT + 1)
         self._judge(raw[: formats.JUDGED_BYTES])
         self._require_short(len(raw), 0)
@@ -60,19 +60,19 @@ class TextFile(Source):
             yield Documents.from_texts([text.replace(b"\r\n", b"\n")], [0], [0], [valid_utf8(raw)[2]])
 
     def _starting_in(self, stream: InputStream, first: int, stop: int) -> Iterator[Documents]:
-        """Yield the documents that start in [first, stop), as they are in the text."""
+        """Yield the raw documents that start in [first, stop)."""
         block, is_fasta = formats.BLOCK_BYTES, self.kind == "fasta"
         if stream.is_seekable and self.file.size is not None:
-            block = min(block, self.file.size + 4)  # a small file needs little memory, and new pages cost time
+            block = min(block, self.file.size + 4)  # a small file needs little memory; new pages cost time
         by_line = self.kind == "jsonl" or self.form.documents == "line"
         buffer = _Buffer(self._before(stream, first), block)
         while not buffer.is_end and buffer.begin < stop:
-            # A document that is not complete is looked at again with at least as many bytes more. At the start of
-            # a file all of a block is read, because its first bytes are judged.
+            # An incomplete document is scanned again after at least doubling its bytes. At the start of a file a whole
+            # block is read, because its first bytes are checked.
             wanted = block if buffer.begin == 0 else min(block, stop - buffer.begin + _MARGIN)
             buffer.extend(max(wanted, min(len(buffer), _LONGEST_READ)), partial(self._read, stream))
             if buffer.begin < first and len(buffer) > block and not buffer.has_line_end():
-                buffer.skip()  # of an earlier document, whose text is not needed
+                buffer.skip()  # bytes of an earlier document, whose text is not needed
                 first = buffer.begin + 1
                 continue
             lines, used, start = buffer.cut(*((cut_fasta, buffer.is_at_head) if is_fasta else (cut, by_line)))
@@ -81,7 +81,7 @@ class TextFile(Source):
                 sentence = f"{self.place(start)}: {what}"
                 raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
             chosen = lines.between(*lines.starts.searchsorted((first, stop)).tolist())
-            del lines  # a long document goes before more is read
+            del lines  # a long document is freed before more is read
             buffer.drop(used)
             if chosen.starts.size:
                 yield chosen
@@ -93,7 +93,7 @@ class TextFile(Source):
     def _blocks_of(
         self, lines: Documents, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
     ) -> Iterator[Block]:
-        """Yield the lines of each unit that is wanted."""
+        """Yield the lines of each requested unit."""
         if self.file.items and lines.starts.size:
             self.file.items.remember(lines.starts)
         for unit, first, stop in runs_of((base + lines.starts) // self.form.shard_size):
@@ -104,13 +104,13 @@ class TextFile(Source):
                 yield Block(unit, some.num_bytes, stream.bytes_read, [(self, some)])
 
     def decode(self, raw: Documents) -> Documents:
-        """Return lines in valid UTF-8; of JSON lines, the texts in them."""
+        """Return the lines in valid UTF-8, or, for JSON lines, the texts in them."""
         return texts_of(raw, self.form.text_key) if self.kind == "jsonl" else raw.repaired()
 
     def place(self, start: int) -> str:
-        """Return 'file, line n' of a byte of this input. Reads the file up to this byte again.
+        """Return 'file, line n' for a byte of this input. Reads the file again up to this byte.
 
-        'file, byte n' of a pipe, and of a file that cannot be read any more; 'item n of the iterable' of an iterable.
+        'file, byte n' for a pipe or a file that can no longer be read; 'item n of the iterable' for an iterable.
         """
         if self.file.items:
             return str(self.file.items.place(start))
@@ -127,12 +127,12 @@ class TextFile(Source):
         return f"{self.file}, line {number}"
 
     def invalid_place(self, start: int) -> str:
-        """Return 'file, byte n' of an invalid byte; of JSON, and of other encodings than UTF-8, 'file, line n'."""
+        """Return 'file, byte n' for an invalid byte, or 'file, line n' for JSON and encodings other than UTF-8."""
         is_byte = self.kind != "jsonl" and self.form.encoding == UTF_8
         return f"{self.file}, byte {start}" if is_byte else self.place(start)
 
     def _read(self, stream: InputStream, buffer: NDArray[np.uint8], *, is_first: bool) -> int:
-        """Read bytes into a buffer, and return how many; 0: no more. is_first: whether they begin the input."""
+        """Read bytes into a buffer, and return their number; 0 at the end. is_first: whether they begin the input."""
         length = int(stream.file.readinto(buffer.data))
         if is_first:
             self._judge(buffer[: min(length, formats.JUDGED_BYTES)].tobytes())
@@ -155,9 +155,9 @@ class TextFile(Source):
             raise refused(self.file, "too-large", what)
 
     def _before(self, stream: InputStream, offset: int) -> int:
-        """Move the stream to the last byte before `offset` that is not white space, or to byte 0, and return where.
+        """Move the stream to the last byte before `offset` that is not white space, or to byte 0. Return its offset.
 
-        It is byte 0, too, where only a byte order mark can be before it.
+        Also moves to byte 0 if at most a byte order mark precedes that byte.
         """
         before = offset
         while before > 0:
@@ -174,10 +174,10 @@ class TextFile(Source):
 
 
 class _Buffer:
-    """The bytes of an input that are in memory: more of them are read behind, and complete documents leave in front."""
+    """The bytes of an input in memory: reads append at the end, and complete documents are removed from the front."""
 
     def __init__(self, begin: int, block: int) -> None:
-        """block: bytes that are read at a time."""
+        """block: bytes read at a time."""
         self.begin = begin  # offset of the first byte in the input
         self.is_at_head = begin == 0  # whether only a byte order mark was dropped
         self.is_end = False  # whether all of the input was read
@@ -189,17 +189,17 @@ class _Buffer:
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
-        """[len] They change when more is read or leaves."""
+        """uint8 [len]: a view, which changes when bytes are read or dropped."""
         return self._memory[: self._size]
 
     def has_line_end(self, first: int = 0) -> bool:
-        """Return whether a line ends at or behind a byte."""
+        """Return whether a line ends at or after a byte."""
         return bool((self.bytes[first:] == ord("\n")).any())
 
     def extend(self, wanted: int, read: Callable[..., int]) -> None:
-        """Read at most `wanted` bytes more, at least 3, and drop a byte order mark at the start of the input.
+        """Read at most `wanted` more bytes, at least 3, and drop a byte order mark at the start of the input.
 
-        read: TextFile._read of a stream.
+        read: TextFile._read for a stream.
         """
         size, is_first = self._size + max(wanted, len(_MARK)), self.begin + self._size == 0
         if (capacity := self._memory.size - TEXT_PADDING) < size:
@@ -213,10 +213,10 @@ class _Buffer:
             self.is_at_head = True
 
     def cut(self, kernel: Any, how: bool) -> tuple[Documents, int, int]:
-        """Return the complete documents, how many bytes they take, and where the first document begins in the input.
+        """Return the complete documents, the bytes consumed, and the offset of the first document in the input.
 
         kernel: `cut` or `cut_fasta`. how: by_line or is_at_head of the kernel. The first document may be incomplete;
-        less than 0 where none begins.
+        its offset is negative if no document begins.
         """
         text, used = padded(self._size + 1), np.empty(1, np.int64)
         offsets, starts, invalid = self._numbers
@@ -233,11 +233,11 @@ class _Buffer:
         self.bytes[:] = left
 
     def skip(self) -> None:
-        """Let all but a byte leave of a document that is not needed: so what follows is not at its start."""
+        """Drop all bytes except one of an unneeded document: so the next bytes are not at a start of a document."""
         self.drop(self._size - 1)
         self.bytes[0] = ord(".")
 
 
 def _memory(capacity: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return memory for text, and for offsets, starts and first invalid bytes of as many documents as it may have."""
+    """Return memory for text, and for offsets, starts and first invalid bytes of the most documents it may hold."""
     return np.empty(capacity + TEXT_PADDING, np.uint8), np.empty((3, capacity // 2 + 3), np.int64)
