@@ -7,7 +7,7 @@
     for batch in loader:                                    # endless; int64 arrays of numpy
         batch.input_ids, batch.masked_positions, batch.targets
 
-Importing this package loads neither torch nor transformers nor numba; a name loads what it needs when it is first used.
+Importing this package loads neither torch nor transformers nor numba: each name imports its module on first use.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ __all__ = [
 def open(path: Any) -> Dataset:
     """Open the dataset in the directory `path`, in O(shards). Raises DatasetError if it is missing or damaged.
 
-    path: a directory, or a URL of s3, gs, az, hf, http or https, from which the dataset is copied to the cache of this
-    host once ($BERTDATA_CACHE, else ~/.cache/bertdata); that raises RemoteError if the server does not give it.
+    path: a directory, or a URL (s3, gs, az, hf, http or https). A remote dataset is copied to the cache of this host
+    once ($BERTDATA_CACHE, else ~/.cache/bertdata). Raises RemoteError if the download fails.
     """
     from bertdata.format.dataset import Dataset
     from bertdata.urls import is_remote
@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, also those that are not loaded yet, for tab completion."""
+    """Return the public names, including names that are not imported yet, for tab completion."""
     return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations", "importlib"})

@@ -1,4 +1,4 @@
-"""Operations on words of 64 bits, and on arrays as bytes, which Python's operators in a kernel do not have."""
+"""Operations on 64-bit words and on the bytes of arrays, which kernels cannot express with Python's operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
 
 @intrinsic
 def trailing_zeros(typing: Any, word: Any) -> Any:
-    """Return the number of the lowest bit that is set, in a word that is not 0."""
+    """Return the index of the lowest set bit of a word that is not 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -23,7 +23,7 @@ def trailing_zeros(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def count_ones(typing: Any, word: Any) -> Any:
-    """Return the number of bits that are set."""
+    """Return the number of set bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -32,7 +32,7 @@ def count_ones(typing: Any, word: Any) -> Any:
 
 
 def pointer_to(context: Any, builder: Any, kind: Any, array: Any, offset: Any, target: Any) -> Any:
-    """Code for a pointer to values of LLVM type `target` at a byte offset of an array of numba type `kind`."""
+    """Generate a pointer to values of LLVM type `target`, at a byte offset in an array of numba type `kind`."""
     data = context.make_array(kind)(context, builder, array).data
     place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [offset])
     return builder.bitcast(place, target.as_pointer())
@@ -40,7 +40,7 @@ def pointer_to(context: Any, builder: Any, kind: Any, array: Any, offset: Any, t
 
 @intrinsic
 def load64(typing: Any, array: Any, offset: Any) -> Any:
-    """Return the 8 bytes at a byte offset, any alignment."""
+    """Return the 8 bytes at a byte offset, of any alignment."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.load(pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(64)))
@@ -52,7 +52,7 @@ def load64(typing: Any, array: Any, offset: Any) -> Any:
 
 @intrinsic
 def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
-    """Write 8 bytes at a byte offset, any alignment."""
+    """Write 8 bytes at a byte offset, of any alignment."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(64))
@@ -64,9 +64,9 @@ def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
 
 @intrinsic
 def keep_masked(typing: Any, array: Any, offset: Any, masks: Any, row: Any, kept: Any, place: Any) -> Any:
-    """Write the 16 bytes at a byte offset, and those of a row of masks, to kept[place:]. Returns them as two words.
+    """Write (16 bytes at a byte offset) & (a row of masks) to kept[place:], and return the result as two words.
 
-    masks, kept: uint64; row, place: int64, even numbers of their elements.
+    masks, kept: uint64; row, place: int64, even indices of their elements.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -91,7 +91,7 @@ def keep_masked(typing: Any, array: Any, offset: Any, masks: Any, row: Any, kept
 
 @intrinsic
 def are_equal128(typing: Any, first: Any, i: Any, second: Any, k: Any) -> Any:
-    """Return whether first[i : i + 2] and second[k : k + 2] are equal, two arrays of uint64."""
+    """Return whether first[i : i + 2] and second[k : k + 2] are equal. Both arrays are uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair, number = ir.VectorType(ir.IntType(64), 2), ir.IntType(64)
@@ -107,7 +107,7 @@ def are_equal128(typing: Any, first: Any, i: Any, second: Any, k: Any) -> Any:
 
 
 def request(builder: Any, place: Any) -> None:
-    """Code that asks the processor to load the 64 bytes at a pointer to bytes."""
+    """Generate a request to the processor to load the 64 bytes at a pointer to bytes."""
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
     function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
@@ -126,7 +126,7 @@ def prefetch(typing: Any, array: Any, offset: Any) -> Any:
 
 
 def bits64(context: Any, builder: Any, signature: Any, args: Any, is_set: Any) -> Any:
-    """Code for a bit for each of the 64 bytes at an offset of an array. is_set: gives code that tests a vector of them.
+    """Generate a word with a bit for each of the 64 bytes at an offset. is_set: generates the test of a byte vector.
 
     The array and the offset are the first two arguments of the intrinsic.
     """
@@ -137,11 +137,11 @@ def bits64(context: Any, builder: Any, signature: Any, args: Any, is_set: Any) -
 
 
 def is_byte(builder: Any, text: Any, byte: int) -> Any:
-    """Code for which bytes of a vector of 64 are `byte`."""
+    """Generate the comparison of a vector of 64 bytes with `byte`."""
     return builder.icmp_unsigned("==", text, ir.Constant(text.type, [byte] * 64))
 
 
 def is_among(builder: Any, text: Any, first: int, count: int) -> Any:
-    """Code for which bytes of a vector of 64 are one of `count` bytes from `first` on."""
+    """Generate the test whether each of 64 bytes is one of the `count` bytes from `first` on."""
     lowest, number = (ir.Constant(text.type, [value] * 64) for value in (first, count))
     return builder.icmp_unsigned("<", builder.sub(text, lowest), number)

@@ -2,12 +2,12 @@
 
 from typing import Literal, get_args
 
-SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/stream.py explains each
+SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # the content of a row; read/stream.py explains each
 MaskingPolicy = Literal["exact", "bernoulli", "whole_word", "span", "uniform"]  # docs/determinism.md defines each
 MASKING_POLICIES: tuple[MaskingPolicy, ...] = get_args(MaskingPolicy)
 MOST_ROWS = 1 << 24  # of a step over all ranks
 SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 MiB at a time
-INPUT_FORMATS = {  # the format of an input file → the file extensions that tell it
+INPUT_FORMATS = {  # the format of an input file → its file extensions
     "text": (".txt", ".text"),
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "csv": (".csv",),
@@ -16,6 +16,6 @@ INPUT_FORMATS = {  # the format of an input file → the file extensions that te
     "arrow": (".arrow", ".feather"),
     "fasta": (".fasta", ".fa", ".fna", ".faa"),
 }
-TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is trained; tokenize/train.py explains each
-FIXED_TOKENIZERS = ("residues", "bytes")  # of a vocabulary that is the same for every text; tokenize/fixed.py
-IDS_FORMATS = ("megatron", "nanogpt", "rows")  # of files of ids that others wrote
+TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # types of trained vocabularies; tokenize/train.py explains each
+FIXED_TOKENIZERS = ("residues", "bytes")  # types of vocabularies that are the same for every text; tokenize/fixed.py
+IDS_FORMATS = ("megatron", "nanogpt", "rows")  # formats of files with ids from other libraries

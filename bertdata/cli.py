@@ -1,7 +1,7 @@
 """The command line. Each command parses its options, makes one call and prints the result.
 
-An error that the user can act on is one sentence. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. A
-command imports what it needs when it runs, so that `bertdata --help` answers at once.
+An error that the user can fix is printed as one sentence. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Each command imports its modules when it runs, so `bertdata --help` starts fast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory
 from bertdata.options import Arguments, Options, build_arguments, helps
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-_FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
+_FEW_INVALID = 1e-4  # invalid sequences per byte of text; a higher share suggests that the text is not UTF-8
 _ROWS = "global-batch-size"
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -48,11 +48,11 @@ _OTHER_NAMES = {
     **{"num-train-epochs": "epochs", "lr-scheduler-type": "schedule", "max-seq-length": "length", "fp16": "precision"},
     **{"warmup-ratio": "warmup", "save-total-limit": "keep", "report-to": "log-to", "bf16": "precision"},
 }
-"""The names that other trainers give to options → ours."""
+"""Option names of other trainers → option names of bertdata and bertrain."""
 
 
 def nearest(given: str, names: Iterable[str]) -> list[str]:
-    """Return a list of the name that the user probably meant; [] if none is similar."""
+    """Return [the known name that the user probably meant], or [] if no name is similar."""
     import difflib
 
     given, known = given.lstrip("-").replace("_", "-"), {name.lstrip("-").replace("_", "-"): name for name in names}
@@ -65,10 +65,10 @@ def nearest(given: str, names: Iterable[str]) -> list[str]:
 
 @contextmanager
 def one_sentence(*, quiet: bool = False) -> Iterator[None]:
-    """End the program with one line on stderr and an exit code, for an error that the user can act on.
+    """Turn an error that the user can fix into one line on stderr and an exit code.
 
-    Any other exception is raised: a bug of the library, or of the user's code. quiet: print nothing; for the ranks that
-    would repeat the line of rank 0.
+    Other exceptions pass: they are bugs of the library or of the user's code. quiet: print nothing, on ranks that would
+    repeat the line of rank 0.
     """
 
     def fail(line: str, code: int = 1) -> NoReturn:
@@ -80,15 +80,15 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
         yield
     except BertdataError as error:
         fail(f"Error: {error}", 2 if isinstance(error, UsageError) else 1)
-    except KeyboardInterrupt as interrupt:  # a build's own says what is kept
+    except KeyboardInterrupt as interrupt:  # the message of a build lists what is kept
         begin = "\n" * sys.stderr.isatty()  # the terminal has shown ^C
         fail(f"{begin}interrupted; {str(interrupt) or 'run the same command again'}", 130)
-    except BrokenPipeError:  # the program that reads our output has ended, as in `bertdata show … | head`
+    except BrokenPipeError:  # the reader of the output has ended, as in `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (MemoryError, RuntimeError, OSError) as error:
         if is_out_of_memory(error):
-            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)  # in torch's long sentences
+            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)  # in long messages of torch
             reason = size[0] if size else str(error).partition("\n")[0]
             reason = f": {reason}" if reason else ""
             fail(f"Error: not enough memory{reason}; use smaller batches, shorter rows or fewer processes")
@@ -106,7 +106,7 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
 
 
 class _Text(click.types.StringParamType):
-    """A text. A shell completes it as the name of a file, which most texts are."""
+    """A text option. The shell completes it as a file name, because most values are file names."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
@@ -116,9 +116,9 @@ SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default
 
 
 class OneSentence(click.Command):
-    """A command whose errors end in one_sentence. It has SETTINGS, unless it is given others.
+    """A command whose errors end in one_sentence. Its context settings are SETTINGS by default.
 
-    headings: heading → names of the options that --help lists below it; the others come at the end.
+    headings: heading → names of the options that --help lists below it; all remaining options come last.
     """
 
     def __init__(self, *arguments: Any, headings: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
@@ -145,10 +145,10 @@ class OneSentence(click.Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with one_sentence():  # the types of options may refuse values
+        with one_sentence():  # option types may reject values
             try:
                 return super().parse_args(ctx, args)
-            except click.NoSuchOption as error:  # click's own suggestions are less alike
+            except click.NoSuchOption as error:  # click's own suggestions are less similar
                 parameters = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
                 names = [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
                 vars(error)["possibilities"] = nearest(error.option_name, names)
@@ -190,7 +190,7 @@ def _say(line: str) -> None:
 
 
 def _local(shards: str) -> str:
-    """Return the directory of a dataset; for a URL, the one of its copy in the cache."""
+    """Return the directory of a dataset. For a URL it is the copy in the cache."""
     from bertdata.urls import is_remote
 
     if not is_remote(shards):
@@ -204,7 +204,7 @@ def _local(shards: str) -> str:
 @click.version_option(bertdata.__version__, prog_name="bertdata")
 def main() -> None:
     """Turn text into memory-mapped token shards, for pre-training BERT-style encoders, and look at them."""
-    gc.set_threshold(100_000)  # imports make many objects and no garbage: this saves a fifth of start-up
+    gc.set_threshold(100_000)  # imports create many objects and no garbage: this saves a fifth of the start-up time
     atexit.register(gc.freeze)  # and this spares the interpreter two searches through them at exit
 
 
@@ -215,7 +215,7 @@ def _command(name: str, short_help: str, *examples: str, **options: Any) -> Call
 
 
 def _part_of(value: str) -> tuple[int, int]:
-    """Return 1/4 as (0, 4): the number of the part from 0, and the number of parts."""
+    """Return 1/4 as (0, 4): the index of the part, from 0, and the number of parts."""
     match = re.fullmatch(r"(\d+)/(\d+)", value)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise click.BadParameter(f"{value!r} is not a part; write 1/4 for the first of four parts")
@@ -226,7 +226,7 @@ _TYPES = {"shard_size": _bytes_of, "part": _part_of, "workers": click.INT, "max_
 
 
 def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of a group to a command, or those with these names in Python."""
+    """Add the options of a group to a command: all of them, or only those with these Python names."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         texts = helps(group)
@@ -302,19 +302,19 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
 
 
 def _given(names: Iterable[str]) -> list[str]:
-    """Return which of these parameters were given on the command line."""
+    """Return the parameters, among these, that appear on the command line."""
     source_of = click.get_current_context().get_parameter_source
     return [name for name in names if source_of(name) is click.core.ParameterSource.COMMANDLINE]
 
 
 def _say_without_effect(names: Iterable[str], because: str) -> None:
-    """Print a note for each of these options that was given on the command line."""
+    """Print a note for each of these options that appears on the command line."""
     for name in _given(names):
         click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
 
 
 def _say_built(report: Any, out: str) -> None:
-    """Print what a user should know about a new dataset: warnings to stderr, its size and id to stdout."""
+    """Print warnings about a new dataset to stderr, and its size and id to stdout."""
     dataset, counts = report.dataset, report.dataset.manifest.counts
     for warning in _warnings(report):
         _say(f"warning: {warning}")
@@ -323,7 +323,7 @@ def _say_built(report: Any, out: str) -> None:
 
 
 def _say_dataset(dataset: Any, out: str, dropped: str, *more: str) -> None:
-    """Print the size and id of a new dataset. dropped: why documents were dropped. more: further facts."""
+    """Print the size and id of a new dataset. dropped: the reasons for dropped documents. more: additional facts."""
     whys = {"dropped_documents": dropped, "removed_documents": "removed by --map"}
     whys["duplicate_documents"] = "removed as duplicates"
     numbers = ((dataset.manifest.counts.get(name, 0), why) for name, why in whys.items())

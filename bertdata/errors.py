@@ -1,6 +1,6 @@
 """The errors that a user can act on.
 
-    BertdataError               one sentence: what was given, where, what was expected, what to type
+    BertdataError               one sentence: the wrong value, its location, the expected value, what to type
     ├── UsageError (ValueError) an argument is wrong; nothing was changed        command line: exit code 2
     ├── InputError              the text for a build cannot be used              command line: exit code 1
     ├── TokenizerError          a tokenizer cannot be found, read or used
@@ -9,8 +9,8 @@
     ├── RemoteError             a file on another machine cannot be read or written
     └── StateError              a saved loader state belongs to another stream
 
-Each error has a kind, one of KINDS: the errors of one kind have the same remedy. Programs and tests decide by the kind
-and by the option, never by the sentence, whose words may change.
+Each error has a kind from KINDS; all errors of a kind have the same remedy. Programs and tests check the kind and the
+option, never the sentence, because its words may change.
 
 Any other exception keeps its traceback: it is a bug of the library or of the user's code.
 """
@@ -91,16 +91,16 @@ KINDS = {
     "nothing-to-train": "All parameters are frozen. Leave some to train.",
     "not-finite": "A loss is not a finite number. Lower the learning rate, and run again.",
 }
-"""Kind → what it means, and what to do. docs/errors.md lists the sentences of each."""
+"""Kind → meaning and remedy. docs/errors.md lists the messages of each kind."""
 
 
 class BertdataError(Exception):
     """Base of every error a user can act on.
 
-    sentence: what was given, where, what was expected, and what to do; str() gives it.
+    sentence: the error message, also str(error): the wrong value, its location, the expected value, and the remedy.
     kind: one of KINDS.
-    option: the name of the option or argument that is wrong, as in Python (global_batch_size), if there is one.
-    given: its value.
+    option: the Python name of the wrong option or argument, such as global_batch_size; None if no option is wrong.
+    given: the value of this option.
     """
 
     def __init__(self, sentence: str, kind: str, *, option: str | None = None, given: Any = None) -> None:
@@ -126,12 +126,12 @@ class TokenizerError(BertdataError):
 class TextError(TokenizerError):
     """A tokenizer cannot store some texts. --on-error skip leaves them out."""
 
-    documents: tuple[int, ...] = ()  # the numbers of the texts in their block, ascending
-    places: tuple[int, ...] = ()  # where they, or pieces of them, begin in the text that was given, if that is known
+    documents: tuple[int, ...] = ()  # indices of the texts in their block, ascending
+    places: tuple[int, ...] = ()  # where these texts, or pieces of them, begin in the input text, if known
 
 
 class LongTextError(TextError):
-    """Texts have pieces that are too long for `tokenizers`, which takes much memory for each byte."""
+    """Texts have pieces that are too long for `tokenizers`, which needs much memory for each byte."""
 
 
 class FailedTextError(TextError):
@@ -147,7 +147,7 @@ class DatasetError(BertdataError):
 
 
 class NoDatasetError(DatasetError, UsageError):
-    """A path that was given is not a dataset."""
+    """The path of a command or call is not a dataset."""
 
 
 class RemoteError(BertdataError):
@@ -159,14 +159,12 @@ class StateError(BertdataError):
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra of pyproject.toml. pip leaves the bertrain that is installed, also a
-    clone.
-    """
+    """Return the pip command that installs an extra of pyproject.toml. pip keeps an installed or cloned bertrain."""
     return f"pip install 'bertrain[{extra}]'"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, for a sentence.
+    """Return a number with its noun, for a message.
 
     >>> counted(1, "row"), counted(2000, "row")
     ('1 row', '2,000 rows')
@@ -180,13 +178,13 @@ _NO_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory is used up: a MemoryError, or what torch raises on CPUs and GPUs."""
+    """Return whether memory ran out: for a MemoryError, or an out-of-memory error of torch on a CPU or GPU."""
     is_of_torch = isinstance(error, RuntimeError | OSError) and _NO_MEMORY.search(str(error))
     return isinstance(error, MemoryError) or bool(is_of_torch)
 
 
 def require(holds: object, option: str, given: Any, expected: str, kind: str = "out-of-range") -> None:
-    """Raise UsageError, which says what was given and what was expected, unless `holds` is true."""
+    """Raise UsageError, with the given and the expected value in the message, unless `holds` is true."""
     if not holds:
         raise UsageError(f"{option} is {given!r}; give {expected}", kind, option=option, given=given)
 
@@ -205,7 +203,7 @@ def require_positive(option: str, value: Any, *, most: int = (1 << 62) - 1) -> i
 
 
 def require_integer(option: str, value: Any) -> int:
-    """Return an int, as states must be JSON, for an integer of Python or NumPy. Raise UsageError for others."""
+    """Convert an integer of Python or NumPy to int, because states must be JSON. Raise UsageError for other values."""
     require(hasattr(value, "__index__"), option, value, "an integer")
     return operator.index(value)
 
@@ -224,7 +222,7 @@ def damaged(path: object, why: str = "it has impossible numbers") -> DatasetErro
 
 
 def refused(file: object, kind: str, what: str) -> InputError:
-    """Return the error for an input. what: the rest of the sentence, after the name of the input."""
+    """Return the error for an input. what: the rest of the message, after the name of the input."""
     return InputError(f"{file}{what}", kind, option="inputs", given=str(file))
 
 

@@ -1,4 +1,4 @@
-"""Keys: every random choice is computed from a key, and a key from a few numbers, called words.
+"""Keys: every random choice is computed from a key, and every key from a few integers, called words.
 
 docs/determinism.md defines both.
 """
@@ -13,14 +13,14 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(x: np.uint64) -> np.uint64:
-    """Return the last step of SplitMix64: 64 bits → 64 bits, one to one. Kernels compile this function."""
+    """Return the last step of SplitMix64, a bijection of 64-bit integers. Kernels compile this function."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def purpose(name: str) -> int:
-    """Return the word of a key that says what it is for: the bytes of the name, little-endian.
+    """Return the word for the purpose of a key: the bytes of the name, little-endian.
 
     Raises UsageError for a name that is not 1 to 8 ASCII characters.
     """
@@ -30,10 +30,10 @@ def purpose(name: str) -> int:
 
 
 def key(seed: int, purpose_name: str, *words: int) -> int:
-    """Return a 64-bit number from a seed, a purpose and other words. Use it where you need your own seed.
+    """Return a 64-bit integer from a seed, a purpose and further words. Use it to derive seeds of your own.
 
-    seed, words: from 0 to 2**64 - 1. purpose_name: 1 to 8 ASCII characters, which say what the key is for. Raises
-    UsageError for others.
+    seed, words: from 0 to 2**64 - 1. purpose_name: 1 to 8 ASCII characters that name the use of the key. Raises
+    UsageError for other values.
 
     >>> key(1, "init", 0) == key(0, "init", 1)
     False

@@ -22,10 +22,10 @@ _Check = Callable[[str, Any], Any]
 
 
 def option(default: Any, /, *choices: str, flag: str = "", check: _Check | None = None, **command_line: Any) -> Any:
-    """Return a field that is an option of the command line. Its help is the docstring below it.
+    """Return a dataclass field that is also a command-line option. The docstring below it is its help.
 
-    flag: its name there and in errors, if it differs from that of the field. check: returns the value to store, or
-    raises UsageError; it is not called for None, which stands for no value. command_line: arguments of click.option.
+    flag: the name on the command line and in errors, if it differs from the field name. check: function that returns
+    the value to store, or raises UsageError; it is not called for None. command_line: arguments of click.option.
     """
     if choices and default not in choices:
         choices = (default, *choices)
@@ -34,7 +34,7 @@ def option(default: Any, /, *choices: str, flag: str = "", check: _Check | None 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options that belong together. Raises UsageError for an invalid value."""
+    """A group of options. Raises UsageError for an invalid value."""
 
     def __post_init__(self) -> None:
         for name, each in self.declared():
@@ -51,12 +51,12 @@ class Options:
 
     @classmethod
     def pop_from(cls: type[_Group], options: dict[str, Any], **more: Any) -> _Group:
-        """Remove the options of this group from a dict by names of the command line, and return them as an object."""
+        """Remove the options of this group from a dict of command-line names, and return them as an object."""
         return cls(**{each.name: options.pop(name) for name, each in cls.declared() if name in options} | more)
 
 
 def helps(options: type) -> dict[str, str]:
-    """Return the help of each option of a class: the docstring below its field. {} if its source is not in a file."""
+    """Return the help of each option of a class: the docstring below its field. {} if there is no source file."""
     pairs = pairwise(_classes(getattr(sys.modules.get(options.__module__), "__file__", "")).get(options.__name__, []))
     return {each.target.id: " ".join(text.value.value.split()) for each, text in pairs if hasattr(each, "annotation")}
 
@@ -73,7 +73,7 @@ def _classes(file: str) -> dict[str, list[Any]]:
 
 @lru_cache
 def function_of(spec: str, option: str) -> Callable[[str], Any]:
-    """Return the function "module:function", or the one that "module:function(1, 2)" returns. Raises UsageError."""
+    """Return the function "module:function", or the result of the call "module:function(1, 2)". Raises UsageError."""
     module, _, call = spec.partition(":")
     name, has_arguments, arguments = call.partition("(")
     try:
@@ -82,7 +82,7 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
             if not arguments.endswith(")"):
                 raise ValueError("a parenthesis is not closed")
             function = function(*ast.literal_eval(f"({arguments.removesuffix(')')},)" if arguments != ")" else "()"))
-    except Exception as error:  # importing and calling runs code of the user
+    except Exception as error:  # importing and calling run user code
         advice = "give module:function, or module:function(1, 2) of one that returns a function"
         if isinstance(error, ModuleNotFoundError) and error.name == module and Path(f"{module}.py").is_file():
             advice = f"if you wrote all .py files here, begin the command with PYTHONPATH=. to find {module}.py"
@@ -113,7 +113,7 @@ def _encoding(name: str, value: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat(Options):
-    """How files are read as text, and how the text is divided into documents."""
+    """How to read files as text, and how to divide the text into documents."""
 
     documents: str = option("blank", "blank", "line", "file")
     """What ends a document of plain text: a blank line, every line, or the end of the file."""
@@ -174,7 +174,7 @@ class Vocabulary(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Shares(Options):
-    """How much of the documents is in the validation and in the test split."""
+    """Shares of the documents in the validation and test splits."""
 
     validation: float = option(0.01, check=require_share)
     """Share of the documents for the validation split, from 0 to 1."""
@@ -188,13 +188,13 @@ class Shares(Options):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The upper half of the hash of a document is below the first in validation, and below the second in test."""
+        """Bounds for the upper half of a document's hash: validation is below the first, test below the second."""
         return round(self.validation * 2**32), round((self.validation + self.test) * 2**32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines(Options):
-    """What builds: the threads of this machine, one of several machines, or a Ray cluster."""
+    """Where to build: on the threads of this machine, on one of several machines, or on a Ray cluster."""
 
     workers: int | None = option(None, check=require_positive)
     """Number of threads that tokenize; with --ray, number of tasks at the same time. Default: the number of cores; with
@@ -211,18 +211,18 @@ class Machines(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        part = self.part  # in Python from 0: (0, 4) is 1/4 of the command line
+        part = self.part  # counted from 0 in Python: (0, 4) is 1/4 on the command line
         require(part is None or 0 <= part[0] < part[1], "part", part, "(i, n) with 0 <= i < n")
 
     @property
     def threads(self) -> int:
-        """Number of threads: without workers, the cores that this process may use."""
+        """Number of threads: `workers`, or by default the number of cores that this process may use."""
         return self.workers or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdsFormat(Options):
-    """How files of ids are read."""
+    """How to read files of ids."""
 
     kind: str = option("auto", *IDS_FORMATS, flag="format")
     """Format of every FILE. auto: by the names of the files."""
@@ -236,7 +236,7 @@ class IdsFormat(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(Options):
-    """Options that are arguments of functions in Python. Their help is here."""
+    """Help of the options that are plain function arguments in Python."""
 
     out: str = option(None, required=True)
     """Directory for the dataset, new or empty."""
@@ -265,7 +265,7 @@ class Arguments(Options):
 
 
 def build_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `build` for options by their names on the command line."""
+    """Return the arguments of `build` from options by their command-line names."""
     rest = dict(options)
     groups = {"text": TextFormat.pop_from(rest), "shares": Shares.pop_from(rest), "machines": Machines.pop_from(rest)}
     vocabulary, tokenizer = Vocabulary.pop_from(rest), rest.pop("tokenizer", None)

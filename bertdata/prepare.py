@@ -1,4 +1,4 @@
-"""Functions for `bertdata build --map`: a text → the text to build from, or None to leave the document out.
+"""Functions for `bertdata build --map`: text → changed text, or None to leave the document out.
 
     bertdata build zh.txt --out shards/ --tokenizer bert-base-chinese \\
         --map bertdata.prepare:clean --map bertdata.prepare:nfkc \\
@@ -15,17 +15,17 @@ __all__ = ["cjk", "clean", "length", "nfc", "nfkc"]
 Map = Callable[[str], str | None]
 _CONTROL = re.compile(
     r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
-)  # those of Unicode's category Cc that are no white space
+)  # characters of Unicode's category Cc that are not white space
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]+")
 
 
 def nfc(text: str) -> str:
-    """Unicode's composed form: a letter and its accents become one character where there is one."""
+    """Return Unicode's composed form: a letter with accents becomes one character where Unicode has one."""
     return unicodedata.normalize("NFC", text)
 
 
 def nfkc(text: str) -> str:
-    """Unicode's compatible composed form, which also makes full-width letters and ligatures plain ones."""
+    """Return Unicode's compatibility composed form, which also makes full-width letters and ligatures plain."""
     return unicodedata.normalize("NFKC", text)
 
 
@@ -41,9 +41,9 @@ def length(least: int, most: int | None = None) -> Map:
 
 
 def cjk(least: float) -> Map:
-    """Leave out texts of which a smaller share of the characters is Chinese, Japanese or Korean.
+    """Leave out texts with a smaller share of Chinese, Japanese or Korean characters.
 
-    White space does not count as a character, and punctuation is of no language.
+    White space is not counted, and punctuation counts as none of these languages.
     """
 
     def kept(text: str) -> str | None:

@@ -20,9 +20,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 def tensors(batch: Batch) -> Tensors:
-    """Return a batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
+    """Return a batch as keyword arguments of transformers models: input_ids, attention_mask, labels and others.
 
-    The weights of uniform masking, which no model takes, are left out. Raises UsageError for packed rows.
+    Leaves out the weights of uniform masking, which no model accepts. Raises UsageError for packed rows.
     """
     _require_supported("packed" if batch.position_ids is not None else "", None)
     arrays = {
@@ -36,10 +36,10 @@ def tensors(batch: Batch) -> Tensors:
 
 
 def _require_supported(samples: str, masking: Masking | None) -> None:
-    """Raise UsageError for batches that models of transformers train on with a different loss.
+    """Raise UsageError for batches for which the loss of transformers models would be different.
 
-    Packed rows need a mask of all pairs of tokens, which takes the windows of ModernBERT away and which DeBERTa reads
-    differently; RoBERTa's positions begin at 2. The models take no weights of rows.
+    Packed rows need a [T, T] mask, which disables the local attention of ModernBERT and has a different meaning in
+    DeBERTa; RoBERTa's position ids start at 2. The models accept no row weights.
     """
     alternative = "which models of transformers support, such as 'documents' or 'exact', or read the Loader"
     require(samples != "packed", "samples", samples, f"samples {alternative}", "unsupported")
@@ -48,12 +48,12 @@ def _require_supported(samples: str, masking: Masking | None) -> None:
 
 
 class SampleDataset(torch.utils.data.Dataset[Tensors]):
-    """The samples of one epoch of a Loader, by number, in the Loader's order: for samplers, Trainer and accelerate.
+    """The samples of one epoch of a Loader, by index, in the Loader's order: for samplers, Trainer and accelerate.
 
-    Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64: no collator has to mask, and the
-    default one stacks. It does not matter which process reads it, or when. `set_epoch(e)` goes to the order and masks
-    of epoch e, also in persistent workers of a DataLoader: they share the number. The dataset takes the epoch of
-    accelerate's sampler when that starts. With a DistributedSampler call `set_epoch` of both. Pickles in under 4 KB.
+    Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64. It is already masked, so use the
+    default collator. It is the same in every process and at any time. `set_epoch(e)` selects the order and masks of
+    epoch e, also in persistent workers of a DataLoader. The dataset follows the epoch of accelerate's sampler when the
+    sampler starts. With a DistributedSampler, call `set_epoch` of both. A pickled dataset is smaller than 4 KB.
     """
 
     def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
@@ -76,20 +76,20 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
         return self.loader.num_samples
 
     def _follow(self, caller: FrameType) -> None:
-        """Take the epoch of a sampler of accelerate that starts, which asks for the length first.
+        """Adopt the epoch of a sampler of accelerate when it starts: it calls len() of the dataset first.
 
-        accelerate tells the epoch to its sampler alone, not to the dataset, on several processes and after
-        skip_first_batches.
+        On several processes, and after skip_first_batches, accelerate sets the epoch of its sampler, but not of the
+        dataset.
         """
         sampler = caller.f_locals.get("self") if caller.f_code.co_name == "__iter__" else None
-        if isinstance(sampler, RandomSampler) and hasattr(sampler, "epoch"):  # that of torch has none
+        if isinstance(sampler, RandomSampler) and hasattr(sampler, "epoch"):  # torch's own class has no epoch
             self.set_epoch(sampler.epoch)
 
     def __getitem__(self, index: int) -> Tensors:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
-        """Several at once, which is how DataLoader asks. Raises IndexError for a number that no sample has."""
+        """Return several samples, for DataLoader. Raises IndexError for an index that is out of range."""
         numbers, n = np.asarray(indices, np.int64), len(self)
         if (wrong := numbers[(numbers < -n) | (numbers >= n)]).size:
             raise IndexError(f"sample {wrong[0]} of {n}")
@@ -100,12 +100,12 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
 class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
     """The batches of a Loader as dicts of tensors [B, T]: `DataLoader(BatchDataset(loader), batch_size=None)`.
 
-    Of n DataLoader workers, worker w makes batches w, w + n, ..., so they come out in order, the same for any n. Each
-    iteration begins where the Loader stands, or where a state was taken. With several ranks each has its own Loader,
-    with its rank; do not shard the dataset again.
+    Of n DataLoader workers, worker w makes batches w, w + n, ..., so the order of batches is the same for any n. Each
+    iteration starts at the position of the Loader or of the loaded state. With several ranks, give each rank its own
+    Loader, made with its rank; do not shard the dataset again.
 
-    `state_dict(batches)` is the state of the Loader after this number of batches of the current iteration. Without a
-    number it counts the batches that this copy of the dataset made, which are all of them without workers.
+    `state_dict(batches)` returns the state of the Loader after this number of batches of the current iteration. By
+    default it counts the batches that this copy of the dataset made: with DataLoader workers, give the number.
     """
 
     def __init__(self, loader: Loader) -> None:

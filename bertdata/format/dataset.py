@@ -18,29 +18,29 @@ from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, read_manifest
 from bertdata.format.records import read_content
 from bertdata.format.shards import open_one, open_shard
 
-PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
+PATIENCE_S = 5.0  # to wait for a build that replaces the dataset
 
 
 class Dataset:
     """A published dataset. `bertdata.open(path)` returns one.
 
-    len() is the number of documents. An index gives the ids of a document, and an iteration those of each document.
+    len(dataset) is the number of documents, dataset[i] is `document(i)`, and iterating yields the ids of each document.
 
-    .manifest: the contents of manifest.json, as docs/format.md defines them: settings of the build, digests, counts.
-    .splits: the splits by name, in the order train, validation, test, without empty ones.
+    .manifest: the contents of manifest.json (docs/format.md): settings of the build, digests, counts.
+    .splits: the nonempty splits by name, in the order train, validation, test.
     .special_tokens: the size of the vocabulary, and the ids of its special tokens.
 
-    Opening takes a few system calls for each array, for any size of the dataset. In a dataset of more than 1,024 shards
-    an array is opened when it is first used. Tokens are read from the disk when they are used. All processes that open
-    the dataset share the memory. A Dataset pickles as its path and dataset_id; unpickling opens the files again, and
-    raises DatasetError if the path has a different dataset.
+    Opening makes a few system calls per array, for any dataset size. With more than 1,024 shards, arrays are opened on
+    first use. Tokens are read from the disk on first use, and all processes that open the dataset share the memory. A
+    Dataset pickles as its path and dataset_id. Unpickling opens the files again, and raises DatasetError if the path
+    holds a different dataset.
 
     Raises DatasetError if the directory is not a dataset, or if a file is missing or has the wrong size.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        # Absolute: files are opened later, and the process may change its directory before.
+        # Absolute: files are opened later, after the process may have changed its directory.
         self._directory = Path(os.path.abspath(path))
         self._manifest_path = self._directory / MANIFEST
         self.manifest, self._arrays, self._opened_at = _opened(self.path)
@@ -56,16 +56,16 @@ class Dataset:
 
     @property
     def num_documents(self) -> int:
-        """The number of documents of all splits."""
+        """Number of documents in all splits."""
         return sum(split.num_documents for split in self.splits.values())
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all splits, separators included."""
+        """Number of tokens in all splits, including separators."""
         return sum(split.num_tokens for split in self.splits.values())
 
     def tokens(self, split: str, shard: int) -> NDArray[Any]:
-        """Return all tokens of shard number `shard` of a split: uint16 or uint32 [num_tokens], a view of the file."""
+        """Return all tokens of shard `shard` of a split: uint16 or uint32 [num_tokens], a view of the file."""
         return self._array(split, shard, "tokens")
 
     def array(self, shard: str, name: str) -> NDArray[Any]:
@@ -82,7 +82,7 @@ class Dataset:
 
     @property
     def opens_at_once(self) -> bool:
-        """Whether all arrays are opened with the dataset. Otherwise only the arrays of the last used shard are open."""
+        """Whether all arrays are opened with the dataset. Otherwise only arrays of the last used shard are open."""
         return not self.manifest.tables
 
     def _array(self, split: str, number: int, name: str) -> NDArray[Any]:
@@ -93,7 +93,7 @@ class Dataset:
             array = open_one(self._directory, self.splits[split][number], name)
         except DatasetError as error:
             fault = error
-        if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it changes any file
+        if stamp(self._manifest_path) != self._opened_at:  # a build removes the manifest before it changes any file
             sentence = f"{self.path} was replaced by a build while it was read; open it again"
             raise DatasetError(sentence, "replaced", given=self.path)
         if fault:
@@ -102,9 +102,9 @@ class Dataset:
         return array
 
     def document(self, index: int) -> NDArray[Any]:
-        """Return the ids of a document, without separator: uint16 or uint32 [n], a read-only view of the file.
+        """Return the ids of a document, without its separator: uint16 or uint32 [n], a read-only view of the file.
 
-        index: counts all documents, in the order of splits and shards; if negative, from the end.
+        index: index over all documents, in the order of splits and shards; a negative index counts from the end.
         """
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
@@ -127,12 +127,12 @@ class Dataset:
         return (self.document(index) for index in range(len(self)))
 
     def token_counts(self, split: str, *, sample_tokens: int = 10_000_000) -> NDArray[np.int64]:
-        """Return how often each id occurs in about `sample_tokens` evenly spaced tokens at most: int64 [vocab_size]."""
+        """Count each id in a sample of at most about `sample_tokens` evenly spaced tokens: int64 [vocab_size]."""
         vocab_size = self.special_tokens.vocab_size
         step = 1 + self.splits[split].num_tokens // sample_tokens
         every = 4096 * step
         counts = np.zeros(vocab_size, np.int64)
-        first = 0  # start of the next piece in the shard
+        first = 0  # start of the next sampled run in the shard
         for shard, size in enumerate(np.diff(self.splits[split].first_tokens).tolist()):
             starts = range(first, size, every)
             tokens = self.tokens(split, shard) if starts else None
@@ -147,21 +147,21 @@ class Dataset:
     def tokenizer_file(self, name: str) -> bytes:
         """Return the contents of tokenizer.json or tokenizer_config.json.
 
-        Raises DatasetError if it cannot be read, or is not the file of this dataset.
+        Raises DatasetError if the file cannot be read or belongs to a different dataset.
         """
         path = self._directory / name
-        content = read_content(path)  # a longer one has a different digest
+        content = read_content(path)  # a longer file has a different digest
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
             raise damaged(path, f"it does not match {MANIFEST}")
         return content
 
 
 def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any], Any]:
-    """Return the manifest, its arrays by (split, number of the shard, array), and its stamp.
+    """Return the manifest, its arrays by (split, index of the shard, name of the array), and its stamp.
 
-    Arrays of a dataset with many shards are not opened. A build that replaces a dataset removes the manifest before it
-    changes any other file (docs/format.md). So if the same manifest is there before and after arrays are opened, they
-    belong to it. Otherwise this waits for the new manifest.
+    Leaves the arrays of a dataset with many shards closed. A build that replaces a dataset removes the manifest before
+    it changes any other file (docs/format.md). So the arrays belong to the manifest if it is the same before and after
+    they are opened. Otherwise this function waits for the new manifest.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -177,8 +177,8 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any],
             fault = None
         except DatasetError as error:
             fault = error
-        # A build removes REPLACED after it has written the new manifest, so the order of these checks matters.
-        # Next to a manifest REPLACED means nothing: a build was killed before it removed it.
+        # A build removes REPLACED after it writes the new manifest, so the order of these checks matters. Next to a
+        # manifest, ignore REPLACED: a build was killed before it removed that file.
         is_replacing = before is None and (directory / REPLACED).exists()
         stayed = not is_replacing and stamp(directory / MANIFEST) == before
         stayed = stayed and not (before is None and (directory / REPLACED).exists())
@@ -191,7 +191,7 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any],
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return (inode, modification time, size) of a file, which changes when it is replaced; None if there is none."""
+    """Return (inode, modification time, size) of a file, which identify its version; None if the file is missing."""
     try:
         status = path.stat()
     except OSError:

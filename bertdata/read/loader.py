@@ -1,11 +1,11 @@
-"""The Loader: a stream of masked batches, whose whole state is one position.
+"""The Loader: a stream of masked batches. Its only state is one position.
 
     position ──► source ──► sample id ──► row of ids ──► masked row and targets ──► Batch
              mix.py     order.py      samples.py     masking.py                types.py
 
-A Loader has no queue, no worker and no random generator. Each batch is computed when it is requested, from (dataset,
-seed, position) alone. So any number of ranks, any restart and any batch size give the same global stream. Without a mix
-there is one source, and its positions are those of the stream.
+A Loader has no queue, no worker and no random generator. It computes each batch on request, from (dataset, seed,
+position) alone. So the global stream is the same for any number of ranks, any restart and any batch size. Without a mix
+there is one source, and its positions equal the positions of the stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS: dict[str, type[Samples]] = {"windows": Windows, "documents": Pieces, "pa
 
 
 def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
-    """Return datasets with their weights. Raises UsageError for other arguments."""
+    """Return the datasets with their weights. Raise UsageError for other arguments."""
     pairs = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards) if isinstance(shards, Iterable) else ()
     are_pairs = [isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs]
     expected = "a dataset from bertdata.open(path), or several with weights, such as [(a, 0.7), (b, 0.3)]"
@@ -45,33 +45,33 @@ def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
 class Loader:
     """A stream of batches for one rank.
 
-    shards: an opened dataset, or several with weights, such as [(a, 0.7), (b, 0.3)]: their samples are mixed in this
-        ratio. They need the same tokenizer. Each is read in the same order as by a Loader of this dataset alone.
-    length: T, the tokens of a row, [CLS] and [SEP] included.
-    global_batch_size: the rows of a step over all ranks, at most 2**24. The numbers of rows of two ranks differ by at
-        most one, and can be 0.
-    seed: of the order, the masks and the pairs; an integer from 0 to 2**64 - 1.
+    shards: an opened dataset, or several with weights, such as [(a, 0.7), (b, 0.3)], to mix their samples in this
+        ratio. Mixed datasets need the same tokenizer. Each keeps the order that a Loader of it alone has.
+    length: T, the number of tokens in a row, including [CLS] and [SEP].
+    global_batch_size: the rows of a step over all ranks, at most 2**24. Ranks get equal numbers of rows, or differ by
+        one row; a rank can have no row.
+    seed: the seed of the order, the masks and the pairs; an integer from 0 to 2**64 - 1.
     rank, world_size: the rank of this loader, and the number of ranks.
     split: "train", "validation" or "test".
     samples: "windows", "documents", "packed" or "pairs"; docs/determinism.md defines each.
-    short_seq_prob: for "pairs", the share of documents that are cut for shorter rows, from 0 to 1.
+    short_seq_prob: for "pairs", the share of documents that are cut to shorter rows, from 0 to 1.
     shuffle: "full" shuffles all samples of an epoch; "blocks" 64 MiB at a time, for datasets larger than memory.
     masking: a Masking, or None for rows without masks.
     epochs: the number of epochs after which the stream ends; its last step can be smaller. None: the stream is endless.
-        An epoch of a mix has as many samples as the epochs of its datasets together.
+        An epoch of a mix has the sum of the samples of its datasets.
     variants: the number M of distinct epochs: epoch e repeats the order and masks of epoch e mod M. None: every epoch
         has new masks.
-    starts: for several datasets, how many samples of each were read before this mix; none by default. Each continues
-        from there, in its order.
+    starts: for several datasets, how many samples of each were read before this mix; by default 0. Each dataset
+        continues from there, in its own order.
 
-    .position: the samples that all ranks together have read.
-    .num_samples: N, the samples of an epoch over all ranks and sources.
-    .sources: the datasets, in the given order; each has .num_samples.
+    .position: the number of samples that all ranks together have read.
+    .num_samples: N, the number of samples of an epoch over all ranks and sources.
+    .sources: one object with .num_samples for each dataset, in the order given.
     .weights: the weights of the sources, as the smallest whole numbers in the same ratio.
 
     Iteration continues from `position`: a second `for` after a `break` does not restart. A Loader pickles in less than
-    4 KB. Use it in one thread at a time. It opens in O(shards), after parsing tokenizer.json. The first loader of
-    documents, packed or pairs makes an index in $BERTDATA_CACHE, by default ~/.cache/bertdata.
+    4 KB. Use it in one thread at a time. It opens in O(shards), after parsing tokenizer.json. The first Loader of
+    documents, packed or pairs writes an index to $BERTDATA_CACHE, by default ~/.cache/bertdata.
 
     Raises UsageError for invalid arguments, and DatasetError for damaged files.
     """
@@ -142,24 +142,24 @@ class Loader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         position = state.pop("position")
-        self.__init__(**state)  # type: ignore[misc]  # on an object that is new
+        self.__init__(**state)  # type: ignore[misc]  # on a new object
         self.position = position
 
     def counts(self, position: int | None = None) -> list[int]:
-        """Return how many samples of each source come before a position, by default the current one, with `starts`.
+        """Return how many samples of each source precede a position, by default the current one. Includes `starts`.
 
-        Divided by the num_samples of the source, this is its number of epochs.
+        This count divided by the source's num_samples is its number of epochs.
         """
         position = self.position if position is None else position
         return self._mix.counts(position) if self._mix else [position]
 
     @property
     def facts(self) -> dict[str, float]:
-        """Shares of an epoch, from 0 to 1. For a mix they are weighted means.
+        """Shares of an epoch, from 0 to 1. For a mix: weighted means.
 
-        pad_share: the share of tokens that are padding.
+        pad_share: the share of padding tokens.
         crop_share: the share of the text that is cut off.
-        random_share: only for pairs, the share whose second segment is from a different document.
+        random_share: only for "pairs": the share of pairs whose second segment comes from a different document.
         """
         facts, total = [source.facts for source in self.sources], sum(self.weights)
         shares = [weight / total for weight in self.weights]
@@ -186,12 +186,12 @@ class Loader:
         return batch
 
     def position_of(self, number: int) -> int:
-        """Return where a batch starts: 0 is the next batch, 1 the one after it. The stream does not move."""
+        """Return where batch `number` starts: 0 is the next batch, 1 the one after it. Does not move the stream."""
         position = self.position + number * self.global_batch_size
         return position if self.epochs is None else min(position, self.epochs * self.num_samples)
 
     def batch(self, number: int) -> Batch | None:
-        """Return this rank's rows of a batch, numbered as in position_of; None at the end. The stream does not move."""
+        """Return this rank's rows of a batch, numbered as in position_of; None at the end. Does not move the stream."""
         start, stop = self.position_of(number), self.position_of(number + 1)
         if start == stop:
             return None
@@ -202,7 +202,7 @@ class Loader:
         return self.read(np.arange(first, last))
 
     def read(self, positions: np.ndarray) -> Batch:
-        """Return the samples at any positions, int64 [B], such as those of a past batch. The stream does not move.
+        """Return the samples at any positions, int64 [B], such as a past batch. Does not move the stream.
 
         Raises UsageError for positions below 0.
         """
@@ -218,11 +218,11 @@ class Loader:
         return Batch(masked_positions=masked_positions, targets=targets, weights=weights, **rows.members)
 
     def spans(self, positions: np.ndarray) -> np.ndarray:
-        """Return which tokens of the split are in the samples at any positions, int64 [B]: int64 [n, 3].
+        """Return the ranges of tokens that form the samples at any positions, int64 [B]: int64 [n, 3].
 
-        Each of the n lines is an index of `positions`, the number of the first token in the stream of the split (its
-        shards in order), and the number of tokens. Only windows have the separators of documents. In a mix the stream
-        is that of the row's source.
+        Each line of the result is (index in `positions`, first token, number of tokens). Tokens are counted in all
+        shards of the split, in order; in a mix, the split of the row's source. Only "windows" include document
+        separators.
         """
         spans = self._rows_at(positions).spans
         return np.stack([spans["row"], spans["start"], spans["length"]], 1)
@@ -250,7 +250,7 @@ class Loader:
         return rows_of([*zip(self.sources, wanted, strict=True)], places.sources)
 
     def _identity(self) -> dict[str, Any]:
-        """Return the members of a state that must be the same when it is loaded."""
+        """Return the members of a state that must match when the state is loaded."""
         ids = [source.dataset.dataset_id for source in self.sources]
         mix = [list(pair) for pair in zip(ids, self.weights, strict=True)]
         variants = {} if self.variants is None else {"variants": self.variants}
@@ -268,14 +268,14 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a small JSON-serializable object. `load_state_dict` continues from it with exactly the next batch."""
+        """Return a small JSON-serializable dict, from which `load_state_dict` continues with exactly the next batch."""
         return self._identity() | {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the position to that of a state. The rank, the world size and the batch size may differ.
+        """Move to the position of a state. The rank, the world size and the batch size may differ from the saved ones.
 
-        The rule of masks becomes that of the state; a state without a rule has rule 1. Raises StateError if anything
-        else differs. Its `given` is name → (value in the state, value here).
+        Also adopts the masking rule of the state; a state without a rule has rule 1. Raises StateError if any other
+        setting differs; its `given` maps each name to (value in the state, value here).
         """
         masking, stored = self.masking, state.get("masking")
         if masking and isinstance(stored, dict):
@@ -285,7 +285,7 @@ class Loader:
         here["masking"] = asdict(masking) if masking else None
         differing = {name: (state.get(name), now) for name, now in here.items() if state.get(name) != now}
         was, now = differing.get("masking", (None, None))
-        if isinstance(was, dict) and isinstance(now, dict):  # without the equal members
+        if isinstance(was, dict) and isinstance(now, dict):  # without equal members
             keys = [key for key in was | now if was.get(key) != now.get(key)]
             differing["masking"] = {key: was.get(key) for key in keys}, {key: now.get(key) for key in keys}
         if differing:
