@@ -70,7 +70,7 @@ def rows_by_reference(how, data, documents, *, together, short_seq_prob, epoch, 
             found.append(row([2, *a, 3, *b, 3], len(types), token_type_ids=types) | {"next_sentence_label": is_random})
         return found
     texts = [[token for sentence in document for token in sentence] for document in documents]
-    packed = [[piece] for piece in rows.pieces(texts, length - 2)]
+    packed = [[text[at : at + length - 2]] for text in texts for at in range(0, len(text), length - 2)]
     if how == "packed":
         packed = rows.packed(texts, length=length, together=together, separators=separators)
     for pieces in packed:

@@ -3,11 +3,6 @@
 from reference.keys import below, draw, key
 
 
-def pieces(documents, text_length):
-    """Cuts each document, a list of tokens without separator, every text_length tokens."""
-    return [document[at : at + text_length] for document in documents for at in range(0, len(document), text_length)]
-
-
 def best_fit(sizes, capacity):
     """Rows as lists of piece numbers. The largest piece comes first; each goes into the fullest row with room.
 
