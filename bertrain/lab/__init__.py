@@ -1,4 +1,4 @@
-"""Methods and applications, built on what the trainer documents as public. The core imports METHODS alone from here."""
+"""Methods and applications, built on the trainer's documented public parts. The core imports only METHODS from here."""
 
 METHODS = {
     "adapters": ("bertrain.lab.options:AdapterOptions", "bertrain.lab.adapters:Adapters"),
@@ -7,4 +7,4 @@ METHODS = {
     "growth": ("bertrain.lab.options:GrowthOptions", "bertrain.lab.growth:Growth"),
     "replaced": ("bertrain.lab.options:ReplacedOptions", "bertrain.lab.replaced:ReplacedTokens"),
 }
-"""Our methods by name: where their options are, which need no torch, and where they are."""
+"""The built-in methods by name: the class of their options, which needs no torch, and their own class."""

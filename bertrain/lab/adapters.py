@@ -1,10 +1,10 @@
-"""LoRA (Hu et al., 2021): small matrices beside frozen linear maps are trained instead of the weights. By peft.
+"""LoRA (Hu et al., 2021): train small matrices added to frozen linear maps instead of the weights. Uses peft.
 
     W x + (alpha / r) · B A x        W [out, in] is frozen; A [r, in] begins at random, B [out, r] at 0
 
-peft puts the matrices into a model in place, so the model keeps its class, and all callers work as before. Two
-things are written: an ordinary checkpoint, in which W + (alpha / r) · B A replaces W, and beside it the adapter, in a
-directory of peft's own. docs/adapters.md has the rules.
+peft adds the matrices to a model in place, so the model keeps its class, and all callers work as before. The output is
+an ordinary checkpoint, in which W + (alpha / r) · B A replaces W, and the adapter, in a subdirectory in the format of
+peft. docs/adapters.md has the rules.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from bertrain.models.families import add_names_of_4, family_of, layers_of
 from bertrain.objectives import Learner
 
 ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
-_NAME = "default"  # peft's own for a model's first adapter
-_PREFIX = "base_model.model."  # of each tensor in a file of peft's
+_NAME = "default"  # peft's name for a model's first adapter
+_PREFIX = "base_model.model."  # prefix of each tensor name in peft's files
 _TASK_TYPES = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
-"""The head of a class → what peft calls its task; its AutoPeftModel classes need it."""
+"""End of a class name → peft's name of the task, which its AutoPeftModel classes need."""
 _OF_A_DECODER = """\
 The base of this adapter is {base}, a decoder. The adapter was trained with attention to both sides, but peft loads a
 base without `"is_causal": false` in its config.json with attention to the left only. Load the configuration of the
@@ -50,7 +50,7 @@ above.
 
 
 class Adapters(Method):
-    """An adapter is trained on the weights of --init, which are frozen."""
+    """Trains an adapter on the frozen weights of --init."""
 
     options_type = AdapterOptions
     frozen_by = "lora"
@@ -61,7 +61,7 @@ class Adapters(Method):
         return {"lora": self.options.lora, "init": base}
 
     def base_model(self, config: Config, resume: Path | None) -> str | None:
-        """Raises DatasetError for a damaged adapter."""
+        """Return the path of the frozen weights. Raises DatasetError for a damaged adapter."""
         path = (resume or Path()) / ADAPTER / CONFIG
         if not resume or not path.exists():
             return config.init if resume else None
@@ -73,7 +73,7 @@ class Adapters(Method):
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
         add(model, parse_lora(self.options.lora), seed=config.seed)
-        if resume and (resume / ADAPTER).is_dir():  # else `Run` says that it was trained without
+        if resume and (resume / ADAPTER).is_dir():  # otherwise the run reports the missing --lora
             read(model, resume)
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
@@ -95,10 +95,10 @@ def _needed(package: str, advice: str) -> Any:
 
 
 def add(model: PreTrainedModel, lora: Lora, *, seed: int, in_full: Sequence[str] = ()) -> None:
-    """Freeze a model and put matrices beside its linear maps, in place. They are the same on every rank.
+    """Freeze a model and add matrices to its linear maps, in place. They are the same on every rank.
 
-    in_full: names of modules that are trained in full, such as a new head. Raises UsageError where peft or bitsandbytes
-    is missing, or nothing fits.
+    in_full: names of modules to train in full, such as a new head. Raises UsageError if peft or bitsandbytes is
+    missing, or if no linear map matches.
     """
     peft = _needed("peft", install("lora"))
     names = _targets(model, lora.target, in_full)
@@ -108,10 +108,10 @@ def add(model: PreTrainedModel, lora: Lora, *, seed: int, in_full: Sequence[str]
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, **options, base_model_name_or_path=model.name_or_path)
     torch.manual_seed(key(seed, "lora") >> 1)
     peft.inject_adapter_in_model(config, model)
-    config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order changes
+    config.target_modules = sorted(config.target_modules)  # peft stores a set, whose order is random
     kind = type(model)
     config.task_type = next((task for head, task in _TASK_TYPES.items() if head in kind.__name__), None)
-    if not config.task_type:  # peft has none for masked language models; then its AutoPeftModel loads this class
+    if not config.task_type:  # peft has no name for masked LMs; its AutoPeftModel then loads this class
         config.auto_mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
 
 
@@ -136,7 +136,7 @@ def _targets(model: PreTrainedModel, pattern: str, in_full: Sequence[str]) -> li
 
 
 def heads_of(model: PreTrainedModel) -> list[str]:
-    """Return the names of a model's head for a task, and of its pooler: what pre-training did not train."""
+    """Return the names of a model's task head and pooler: the modules that pre-training did not train."""
     encoder = model.base_model
     parts = {name: part for name, part in model.named_children() if part is not encoder}
     parts |= {f"{model.base_model_prefix}.{name}": part for name, part in encoder.named_children() if name == "pooler"}
@@ -144,9 +144,9 @@ def heads_of(model: PreTrainedModel) -> list[str]:
 
 
 def plain(model: PreTrainedModel, state: Tensors) -> dict[str, torch.Tensor]:
-    """Turn the state dict of a model with an adapter into that of one without: W + (alpha / r) · B A stands for W.
+    """Turn the state dict of a model with an adapter into that of an ordinary model: W + (alpha / r) · B A replaces W.
 
-    Costs r operations for each element of W. Where W has 4 bits, it is what they stand for.
+    Costs r operations for each element of W. If W is stored in 4 bits, its dequantized value is used.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
@@ -170,7 +170,7 @@ def plain(model: PreTrainedModel, state: Tensors) -> dict[str, torch.Tensor]:
 
 
 def save(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
-    """Write a model with the weights of a state dict; one with an adapter merged, and its adapter in a directory.
+    """Write a model with the weights of a state dict. An adapter is merged, and also written to a subdirectory.
 
     AutoModel loads directory, and peft's PeftModel loads directory/adapter on the frozen weights.
     """
@@ -181,7 +181,7 @@ def save(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
 
 
 def write(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
-    """Write the adapter of a model, with the weights of a state dict, into directory/adapter."""
+    """Write the adapter of a model, with the weights of a state dict, to directory/adapter."""
     from peft import get_peft_model_state_dict
 
     own = get_peft_model_state_dict(model, dict(state), save_embedding_layers=False)
@@ -195,9 +195,9 @@ def write(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
 
 
 def read(model: PreTrainedModel, directory: Path) -> None:
-    """Load the weights that `write` wrote into the adapter that `add` put into a model.
+    """Load the weights that `write` wrote into the adapter that `add` added to a model.
 
-    Raises DatasetError if they cannot be read, or are of other sizes.
+    Raises DatasetError if they cannot be read, or if their sizes differ.
     """
     from peft import set_peft_model_state_dict
 
@@ -218,7 +218,7 @@ def _damaged(path: Path) -> DatasetError:
 
 
 def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
-    """Store the weights of linear maps as 4-bit NormalFloats (QLoRA, Dettmers et al., 2023)."""
+    """Convert the weights of linear maps to 4-bit NormalFloats (QLoRA, Dettmers et al., 2023)."""
     layers = _needed("bitsandbytes", "pip install bitsandbytes, or leave bits=4 out").nn
     for name in names:
         parent, _, last = name.rpartition(".")
@@ -226,14 +226,14 @@ def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
         shape = old.in_features, old.out_features, old.bias is not None
         new = layers.Linear4bit(*shape, quant_type="nf4", device="meta")
         weight = layers.Params4bit(old.weight.detach().clone(), requires_grad=False, quant_type="nf4", module=new)
-        new.weight, new.bias = weight.to("cpu"), old.bias  # which quantizes
-        new.support_avx512bf16_for_cpu = False  # an evaluation would pack the weights so that no gradient passes
+        new.weight, new.bias = weight.to("cpu"), old.bias  # `to` quantizes
+        new.support_avx512bf16_for_cpu = False  # else an evaluation packs the weights, and gradients are lost
         setattr(model.get_submodule(parent), last, new)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # for peft; torch types all attributes as modules
 
 
 def _dequantized(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight of a linear map, of which `weight` is stored."""
+    """Return the weight of a linear map from its stored form `weight`."""
     stored: Any = module.weight
     if type(stored).__name__ != "Params4bit":
         return weight

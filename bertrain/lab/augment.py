@@ -1,10 +1,10 @@
-"""More rows to fine-tune on: copies of labelled rows with some words replaced, as TinyBERT makes them.
+"""More rows for fine-tuning: copies of labelled rows with some words replaced, as in TinyBERT.
 
     bertrain augment --checkpoint run/ --train train.tsv --out augmented.tsv
     torchrun --nproc-per-node 8 -m bertrain augment --vectors glove.6B.300d.txt --checkpoint run/ ...
 
-A word of one token is replaced by a word that the masked language model proposes in its place, a word of several tokens
-by one of the nearest words in a table of vectors (Jiao et al., 2020, algorithm 1). docs/tasks.md has the rules.
+A word of one token is replaced by a prediction of the masked language model, a word of several tokens by one of its
+nearest words in a table of vectors (Jiao et al., 2020, algorithm 1). docs/tasks.md has the rules.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from bertrain.ranks import LONGEST_WAIT, World, world
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
 WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
-"""What may be replaced: a Chinese character; or a run of letters, unless a digit, an underscore, an apostrophe or a
-Chinese character touches it. So neither half of don't is a word.
+"""Words that may be replaced: a Chinese character; or a run of letters, unless a digit, underscore, apostrophe or
+Chinese character is next to it. So neither half of don't is a word.
 """
-MOST_VECTORS = 100_000  # words of a file of vectors that are read; such files begin with the most frequent words
+MOST_VECTORS = 100_000  # words to read from a file of vectors, which begins with the most frequent words
 LONGEST_LINE = 1 << 20  # bytes: a word and its numbers
-TEXTS = 1024  # different texts whose words are looked up together; what is finished of them is kept
-QUERIES = 256  # words that are compared with all vectors at a time
+TEXTS = 1024  # different texts in one part; finished parts are kept after a stop
+QUERIES = 256  # words to compare with all vectors at once
 NONE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation(Options):
-    """Which words of which rows are replaced, and how often."""
+    """Options: which words of which rows to replace, and how often."""
 
     checkpoint: str = option("", TEXT, required=True)
     """A run directory, a checkpoint, or a hub name."""
@@ -87,14 +87,13 @@ class Augmentation(Options):
     """Random seed for the choice of words."""
 
 
-@np.errstate(over="ignore")  # a number becomes infinite, which is an error
+@np.errstate(over="ignore")  # an overflow to infinity is an error
 def read_vectors(path: str) -> tuple[list[str], torch.Tensor]:
     """Return words and their vectors, [words, width], scaled to length 1, so that dot products are cosines.
 
-    They are in the first MOST_VECTORS lines of a file in GloVe's format: a word and its numbers, by spaces. The file
-    may be compressed, and may begin with a line of two counts, as those of word2vec and fastText. Words that are not
-    letters alone, such as those with a space inside, are left out. Raises UsageError, which names the line, for
-    anything else.
+    Reads the first MOST_VECTORS lines of a file in GloVe's format: a word and its numbers, separated by spaces. The
+    file may be compressed, and may begin with a line of two counts, as in word2vec and fastText. Words with characters
+    other than letters, such as spaces, are skipped. Raises UsageError, which names the line, for an invalid file.
     """
     words, rows = list[str](), list[np.ndarray]()
     with opened(local(path)) as stream:
@@ -130,10 +129,10 @@ def _lines(stream: Any, path: str) -> Iterator[bytes]:
 
 
 class Proposer:
-    """Says which words may stand in place of the words of a text.
+    """Proposes replacements for the words of a text.
 
-    words: all that it proposes, and others; a proposal is an index of this list. First come the tokens of the model,
-    and then the words of `vectors`, if they are given. most: proposals for a word. kept: words that get none, in lower
+    words: the list that proposals index: first the tokens of the model, then the words of `vectors`, if given. It also
+    has words that are never proposed. most: number of proposals for a word. kept: words without proposals, in lower
     case. Raises UsageError for a checkpoint without a mask token.
     """
 
@@ -172,11 +171,11 @@ class Proposer:
 
     @torch.no_grad()
     def propose(self, texts: Sequence[str]) -> np.ndarray:
-        """Return proposals for the words of texts, as WORD finds them, one text after the other: int32 [words, most].
+        """Return proposals for all words of the texts (WORD), in order: int32 [words, most].
 
-        NONE fills up a row. Words that are beyond the longest row, and words that begin or end inside a token, get
-        none. Each different row with a mask goes through the model once. Rows of one length go together, so none is
-        padded.
+        Rows are filled up with NONE. Words beyond the longest row, and words that begin or end inside a token, have no
+        proposals. Each different masked row goes through the model once. Rows of one length form a batch, so there is
+        no padding.
         """
         words, masked, others = self._grouped(texts)
         proposals = np.full((len(words), self._most), NONE, np.int32)
@@ -204,13 +203,13 @@ class Proposer:
         return proposals
 
     def _grouped(self, texts: Sequence[str]) -> tuple[list[str], list[tuple[Any, ...]], dict[Any, list[int]]]:
-        """Return the words of texts, and the numbers of those that are looked up together.
+        """Return the words of texts, and the numbers of words that share a lookup, in two forms.
 
-        These are the ids of a row, the place of its mask, and the numbers; and a word and its tokens → the numbers.
+        The first: (ids of a row, position of the mask, numbers). The second: (word, its tokens) → numbers.
         """
         encoded = self.tokenizer(texts, truncation=True, max_length=self._longest, return_offsets_mapping=True)
         words: list[str] = []
-        masked: dict[bytes, tuple[list[int], int, list[int]]] = {}  # by the digest of the row with its mask
+        masked: dict[bytes, tuple[list[int], int, list[int]]] = {}  # digest of the masked row → its group
         others: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             begins, ends = _bounds(text, offsets)
@@ -242,10 +241,10 @@ class Proposer:
 
 
 def _bounds(text: str, offsets: list[tuple[int, int]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Characters at which tokens begin → the first such token; characters before which they end → the last."""
+    """Return character → first token that starts there, and character → last token that ends before it."""
     begins, ends = dict[int, int](), dict[int, int]()
     for token, (start, end) in enumerate(offsets):
-        start += len(text[start:end]) - len(text[start:end].lstrip())  # some count the space before a word as its own
+        start += len(text[start:end]) - len(text[start:end].lstrip())  # offsets may include the space before a word
         if start < end:
             begins.setdefault(start, token)
             ends[end] = token
@@ -257,7 +256,7 @@ def _parts(items: Sequence[Any], size: int) -> Iterator[Any]:
 
 
 def replaced(text: str, proposals: np.ndarray, words: list[str], share: float, draw: np.random.Generator) -> str:
-    """Return a text in which each word with proposals, int [words, most], is one of them with probability `share`."""
+    """Return a text in which each word with proposals, int [words, most], is replaced with probability `share`."""
     chances, choices = draw.random((2, len(proposals)))
     counts = (proposals != NONE).sum(1)
     parts, end = [], 0
@@ -269,10 +268,10 @@ def replaced(text: str, proposals: np.ndarray, words: list[str], share: float, d
 
 
 class _Rows:
-    """The rows, the texts in them, and what is known of these so far, in a directory beside --out."""
+    """The rows, their texts, and the proposals so far, which are stored in a directory next to --out."""
 
     def __init__(self, ranks: World, directory: str, options: Augmentation) -> None:
-        kinds = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
+        kinds = {name: kind for name, kind in TASKS.items() if kind.taught}  # tasks with labels of complete texts
         task = pick(kinds, options.task, "--task", "docs/tasks.md")(Columns(options.text, options.other, options.label))
         self.options, self.out = options, Path(options.out)
         suffix = Path(options.train).suffix
@@ -287,7 +286,7 @@ class _Rows:
         self.texts_of_rows = [[example.text, example.other][: len(self.columns)] for example in examples]
         self.texts = [*dict.fromkeys(text for texts in self.texts_of_rows for text in texts)]
         self.numbers = {text: number for number, text in enumerate(self.texts)}
-        self.ends = np.cumsum([0, *(len(WORD.findall(text)) for text in self.texts)])  # where its words begin, of all
+        self.ends = np.cumsum([0, *(len(WORD.findall(text)) for text in self.texts)])  # offsets of each text's words
         kept = frozenset(reading.text(options.keep, "keep").lower().split()) if options.keep else frozenset[str]()
         vectors, most = read_vectors(options.vectors) if options.vectors else None, options.candidates
         self.proposer = Proposer(directory, ranks.device, most=most, kept=kept, vectors=vectors)
@@ -295,7 +294,7 @@ class _Rows:
         self.parts = [self.directory / f"{number:06d}.npy" for number in range(-(-len(self.texts) // TEXTS))]
 
     def clear(self) -> None:
-        """Remove parts of other options, files or weights from the directory for parts, whose lock is held."""
+        """Remove parts of other options, files or weights from the directory for parts. The caller holds its lock."""
         checkpoint.require_new(str(self.out))
         known, digest = self.directory / "of", self.proposer.digest.hexdigest().encode()
         if not known.exists() or known.read_bytes() != digest:
@@ -304,7 +303,7 @@ class _Rows:
             write_file(known, digest)
 
     def propose(self, ranks: World) -> None:
-        """Make the parts that are missing; ranks share them out."""
+        """Compute the missing parts, divided among the ranks."""
         mine = range(len(self.parts))[ranks.rank :: ranks.world_size]
         missing = [number for number in mine if not self.parts[number].exists()]
         for number in tqdm(missing, desc="propose", unit="part", leave=False, disable=ranks.rank > 0 or None):

@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 8 -m bertrain finetune --seeds 8 --checkpoint run/ ...
 
 The tasks are those of bertrain.lab.tasks: one class, a number or several labels for a text, tags of words, answers to
-questions. The epoch of each seed that is best on dev is kept, as a Hugging Face directory. Several processes share out
-the seeds, and a seed that is finished is not run again. --from-scratch starts from random weights, to show what
-pre-training gave. With --teacher, labels to train on are those of a larger model that was fine-tuned before.
-docs/tasks.md has the files, the measures and the rules.
+questions. The best epoch of each seed on dev is saved as a Hugging Face directory. Several processes divide the seeds,
+and a finished seed is not run again. --from-scratch starts from random weights, to measure the gain of pre-training.
+With --teacher, training labels are the predictions of a larger model that was fine-tuned before. docs/tasks.md
+describes the files, the measures and the rules.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from bertrain.state import TrainingError
 WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
 RESULT = "result.json"
-SPREAD: dict[str, Any] = {"median": statistics.median, "min": min, "max": max}  # of a measure over seeds
-Curve = list[dict[str, Any]]  # a point for each epoch
+SPREAD: dict[str, Any] = {"median": statistics.median, "min": min, "max": max}  # summaries of a measure over seeds
+Curve = list[dict[str, Any]]  # one point per epoch
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a rank has read, and all its seeds share."""
+    """The data that a rank has read, which all its seeds share."""
 
-    job: Job  # whose checkpoint and length are known
-    task: Task  # which has learned its labels
+    job: Job  # with a resolved checkpoint and length
+    task: Task  # after `learn`
     examples: dict[str, list[Example]]  # "train", "dev", and perhaps "test"
     warnings: list[str]
     settings_key: dict[str, Any]
@@ -63,7 +63,7 @@ class Inputs:
     @functools.cached_property
     @torch.no_grad()
     def taught(self) -> torch.Tensor | None:
-        """What --teacher says of the examples to train on, as labels, on the CPU; None without a teacher."""
+        """The labels that --teacher predicts for the training examples, on the CPU; None without a teacher."""
         if not self.job.teacher or not self.task.taught:
             return None
         teacher = heads.teacher(self.job.teacher, self.task, self.job.task)
@@ -75,7 +75,7 @@ class Inputs:
 
 
 def read(ranks: World, job: Job) -> Inputs:
-    """Read all that a job names. Raises UsageError for what does not fit, and if a seed there is of another job."""
+    """Read all files of a job. Raises UsageError if they do not fit, or if a seed belongs to a different job."""
     start = ranks.from_first(lambda: checkpoint.resolved(job.checkpoint))
 
     def read_files() -> Inputs:
@@ -98,15 +98,15 @@ def read(ranks: World, job: Job) -> Inputs:
 
 
 def tune(ranks: World, job: Job) -> dict[str, Any]:
-    """Fine-tune all seeds, shared out among the ranks, and write result.json, which is returned to every rank.
+    """Fine-tune all seeds, divided among the ranks, and write result.json, which is returned on every rank.
 
-    The caller is `alone` in the directory of the job. Raises UsageError if a seed there belongs to a different job.
+    The caller holds `alone` for the directory of the job. Raises UsageError if a seed there belongs to a different job.
     """
     inputs = read(ranks, job)
     for warning in inputs.warnings if ranks.rank == 0 else ():
         click.echo(warning, err=True)
     runs: list[dict[str, Any]] = []
-    for first in range(0, job.seeds, ranks.world_size):  # a failure of a rank is said after its seed, not after all
+    for first in range(0, job.seeds, ranks.world_size):  # report an error of a rank after its seed, not after all seeds
         mine = range(first, job.seeds)[ranks.rank : ranks.rank + 1]
         done = ranks.gather(ranks.together(lambda mine=mine: [_run(inputs, seed) for seed in mine]))  # type: ignore[misc]
         runs += [each for part in done for each in part]
@@ -122,7 +122,7 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
 
 
 def _run(inputs: Inputs, seed: int) -> dict[str, Any]:
-    """What a seed gave, which is trained now if it is not finished. Prints its measures."""
+    """Return the result of a seed, after training it if it is not finished. Prints its measures."""
     directory = Path(inputs.job.out, f"seed-{seed}")
     run = seeds.finished(directory) or train_seed(inputs, seed, directory)
     splits = [*inputs.job.files][1:]
@@ -133,9 +133,9 @@ def _run(inputs: Inputs, seed: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def alone(ranks: World, out: str, suite: str | None = None) -> Iterator[None]:
-    """Make --out, and keep a second job out of it until the context ends.
+    """Create --out, and keep other jobs out of it until the context ends.
 
-    suite: the name of one whose results it gets. Raises UsageError if it has those of another command.
+    suite: the name of the suite that writes results there. Raises UsageError if it has results of a different command.
     """
 
     def enter() -> None:
@@ -154,7 +154,7 @@ def alone(ranks: World, out: str, suite: str | None = None) -> Iterator[None]:
 
 def train_seed(inputs: Inputs, seed: int, out: Path) -> dict[str, Any]:
     """Train one seed, and write its model to `out`. Return the curve, the best epoch, and its measures by split."""
-    job, taught = inputs.job, inputs.taught  # the teacher first, as it may draw
+    job, taught = inputs.job, inputs.taught  # the teacher first, as it may use random numbers
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     reader, bf16 = _start(inputs, seed)
     files = heads.tokenizer_files(job.checkpoint, reader.tokenizer)
@@ -181,7 +181,7 @@ def train_seed(inputs: Inputs, seed: int, out: Path) -> dict[str, Any]:
         parts={"Training": facts, "Measures": measures},
     )
     files[seeds.SEED] = json.dumps({"of": inputs.settings_key, "run": run}, indent=1).encode()
-    # Each rank has a model of its own, and transformers would save that of rank 0 alone.
+    # Each rank has its own model, but transformers would only save that of rank 0.
     reader.model.should_save_on_this_rank = lambda is_main_process: is_main_process
     with checkpoint.publish(out) as temporary:
         adapters.save(reader.model, weights, temporary)
@@ -191,7 +191,7 @@ def train_seed(inputs: Inputs, seed: int, out: Path) -> dict[str, Any]:
 
 
 def _start(inputs: Inputs, seed: int) -> tuple[Reader, bool]:
-    """The model of a seed before training, on its device, and whether its matrix products are in bfloat16."""
+    """Return the model of a seed before training, on its device, and whether its matrix products are in bfloat16."""
     job, device = inputs.job, inputs.ranks.device
     model = heads.load(job.checkpoint, inputs.task, from_scratch=job.from_scratch, dropout=job.dropout)
     bf16 = heads.is_bf16(model, job.precision, device)
@@ -203,7 +203,7 @@ def _start(inputs: Inputs, seed: int) -> tuple[Reader, bool]:
         for name in adapters.heads_of(model):
             model.get_submodule(name).requires_grad_(True)
     tokenizer = heads.tokenizer_of(job.checkpoint)
-    if getattr(model.config, "pad_token_id", None) is None:  # heads of decoders need it
+    if getattr(model.config, "pad_token_id", None) is None:  # heads of decoders need the id
         model.config.pad_token_id = tokenizer.pad_token_id
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     return Reader(model, tokenizer, inputs.task), bf16
@@ -212,7 +212,7 @@ def _start(inputs: Inputs, seed: int) -> tuple[Reader, bool]:
 def _trained(
     inputs: Inputs, reader: Reader, data: Data, held_out: dict[str, Data], *, seed: int, bf16: bool
 ) -> tuple[Curve, dict[str, Any], dict[str, torch.Tensor]]:
-    """Train a model. Return its curve, its point of the best epoch on dev, and the weights then, on the CPU."""
+    """Train a model. Return its curve, and the point and the weights of the best epoch on dev, on the CPU."""
     job, task, model, device = inputs.job, inputs.task, reader.model, inputs.ranks.device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
@@ -223,7 +223,7 @@ def _trained(
     weights: dict[str, torch.Tensor] = {}
     step = 0
     for epoch in range(1, job.epochs + 1):
-        total = torch.zeros((), dtype=torch.float64, device=device)  # no step waits for a number of the GPU
+        total = torch.zeros((), dtype=torch.float64, device=device)  # no step waits for the GPU
         draw, shown = np.random.default_rng(bertdata.key(seed, "order", epoch - 1)), f"seed {seed}, epoch {epoch}"
         batches = _batches(data.rows, job.batch_size, draw)
         for chosen in tqdm(batches, desc=shown, unit="step", leave=False, disable=inputs.ranks.rank > 0 or None):
@@ -253,7 +253,7 @@ def _trained(
 
 
 def _batches(rows: list[Any], batch_size: int, draw: np.random.Generator) -> list[np.ndarray]:
-    """All rows in a random order, those of a batch of about the same length: of 32 batches, the shortest together."""
+    """Return all rows in random order, in batches of similar length: each group of 32 batches is sorted by length."""
     order, pool = draw.permutation(len(rows)), 32 * batch_size
     lengths = np.array([len(row["input_ids"]) for row in rows])
     pools = (order[first : first + pool] for first in range(0, len(rows), pool))
@@ -264,7 +264,7 @@ def _batches(rows: list[Any], batch_size: int, draw: np.random.Generator) -> lis
 
 @torch.no_grad()
 def _score(reader: Reader, data: Data) -> dict[str, float]:
-    """The measures of a model on held-out examples; none if it gives what is not finite."""
+    """Return the measures of a model on held-out examples; empty if some logits are not finite."""
     reader.model.eval()
     answers: list[torch.Tensor] = []
     is_finite = True
@@ -276,7 +276,7 @@ def _score(reader: Reader, data: Data) -> dict[str, float]:
 
 
 def show(what: str, num_seeds: int, spreads: dict[str, dict[str, float]], files: str) -> None:
-    """Print the median, min and max over seeds of measures by name. what: the checkpoint and what it was tuned for."""
+    """Print median, min and max over seeds of each measure. what: names of the checkpoint and the task."""
     width = max(map(len, spreads))
     click.echo(f"{what}: seeds: {num_seeds}, the best epoch of each on dev")
     click.echo(f"  {'':<{width}}" + "".join(f"{kind:>10}" for kind in SPREAD))

@@ -1,4 +1,4 @@
-"""A digest of the weights of a model, by which methods know it again, wherever it is."""
+"""A digest of the weights of a model, by which methods recognize it under any path."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 
 def fingerprint(model: PreTrainedModel, *, without: Collection[str] = ()) -> str:
-    """SHA-256 of the weights in hex: of each tensor, by name, its name, shape and float32 bytes. About 1 GB/s.
+    """Return the SHA-256 in hex of a model's weights: name, shape and float32 bytes of each, by name. About 1 GB/s.
 
-    without: names of tensors that do not count.
+    without: names of tensors to ignore.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

@@ -1,7 +1,7 @@
 """Growth along a run: a model with few layers becomes one with more, and its optimizer continues (docs/growth.md).
 
-The grown model is built as a run that begins with so many layers builds it. Then each of its tensors takes the weights
-and the optimizer's moments of the tensor that it comes from:
+The grown model is built as in a run that begins with so many layers. Then the weights and the optimizer's moments of
+each of its tensors are copied from a source tensor:
 
     outside the layers      the tensor of the same name
     layer i < L             layer i, where L is the number of layers before
@@ -31,17 +31,17 @@ from bertrain.plan import Phase
 
 
 class Growth(Method):
-    """The model of a phase has its first layers alone, and gets more with a later phase."""
+    """Begins with the first layers of the model, and adds layers in later phases."""
 
     options_type = GrowthOptions
-    _all_layers = 0  # of the complete model
+    _all_layers = 0  # number of layers of the complete model
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
         if layers := _layers(phase):
             shorten(config, layers)
 
     def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
-        """Raises UsageError for a model that cannot grow, and for numbers of layers that fall."""
+        """Raise UsageError for a model that cannot grow, and if a phase has fewer layers than the one before."""
         deepest = build_model(None)
         depths = [_layers(phase) for phase in stream.plan.phases]
         if not any(depths):
@@ -57,16 +57,16 @@ class Growth(Method):
 
 
 def _layers(phase: Phase) -> int | None:
-    """Return the number of layers that a phase states."""
+    """Return the number of layers in a phase."""
     return phase.options.method_options(GrowthOptions).layers
 
 
 def shorten(config: PreTrainedConfig, layers: int) -> None:
-    """Make a configuration that of a model's first layers. Raises UsageError if it has fewer."""
+    """Change a configuration to a model with only its first layers. Raises UsageError if it has fewer."""
     if layers > (number := getattr(config, "num_hidden_layers", 0)):
         sentence = f"a phase has {layers} layers, and --model has {number}; give at most {number}"
         raise UsageError(sentence, "out-of-range", option="layers", given=layers)
-    kinds = getattr(config, "layer_types", None)  # of attention, one for each layer
+    kinds = getattr(config, "layer_types", None)  # kinds of attention, one for each layer
     try:
         config.num_hidden_layers = layers
     except NotImplementedError:
@@ -77,7 +77,7 @@ def shorten(config: PreTrainedConfig, layers: int) -> None:
 
 
 def check_depths(full: PreTrainedModel, depths: Sequence[int | None], first: PreTrainedModel) -> None:
-    """Raise UsageError for a model that cannot grow, and for numbers of layers that it cannot have in this order.
+    """Raise UsageError for a model that cannot grow, or cannot have these numbers of layers in this order.
 
     first: the model of the first phase, whose tensors outside the layers must have the names and shapes of the last.
     """
@@ -105,9 +105,9 @@ def check_depths(full: PreTrainedModel, depths: Sequence[int | None], first: Pre
 def carry(
     before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
 ) -> Mapping[str, Any]:
-    """Give a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file.
+    """Copy the weights and moments of a Learner to a grown one and its optimizer, by the rules at the top of this file.
 
-    Return the numbers of layers before and after.
+    Return the old and the new number of layers.
     """
     sources = dict(before.named_parameters())
     prefix, number = str(_prefix(before.model)), len(layers_of(before.model))
@@ -129,13 +129,13 @@ def carry(
 
 
 def _prefix(model: PreTrainedModel) -> str | None:
-    """Return what the names of a model's layers begin with; None where they are not one list of modules."""
+    """Return the prefix of the names of a model's layers; None if they are not one list of modules."""
     layers = layers_of(model)
     return next((f"{name}." for name, module in model.named_modules() if len(layers) and module is layers), None)
 
 
 def _source(name: str, prefix: str, layers: int, *, stack: bool) -> str | None:
-    """Return the name of the tensor that a tensor of a grown model comes from. layers: how many there were before."""
+    """Return the name of the source of a grown model's tensor. layers: number of layers before the growth."""
     if not name.startswith(prefix):
         return name
     number, _, rest = name.removeprefix(prefix).partition(".")

@@ -1,4 +1,4 @@
-"""A checkpoint with a head for a task, and its tokenizer: loaded, or refused in one sentence."""
+"""A checkpoint with a head for a task, and its tokenizer: loading, with an error message if they do not fit."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from bertrain.models.families import family_of
 from bertrain.models.load import HARMLESS, as_encoder, check_length, max_length, must_download, needed_weights, refusing
 from bertrain.speed import has_bf16
 
-LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
-ROWS = 64  # of a batch that is scored, at most
+LENGTH = 128  # default row length in tokens
+ROWS = 64  # largest number of rows in a batch for evaluation
 _DROPOUT = re.compile(
     r"((attention|classifier|cls|embedding|mlp|seq_classif|summary_(fir|la)st)_)?dropout"
     r"|(attention_probs|classifier|hidden)_dropout_prob"
 )
-"""The names that configurations of all families give to dropout probabilities of encoders and classification heads."""
+"""The names of dropout probabilities of encoders and classification heads, in configurations of all families."""
 
 
 class Reader(NamedTuple):
-    """A model with a head for a task, which reads rows by its own tokenizer."""
+    """A model with a head for a task, and its tokenizer."""
 
     model: Any
     tokenizer: Any
     task: Task
-    order: list[int] | slice = slice(None)  # of the model's logits, for each label of the task
+    order: list[int] | slice = slice(None)  # index of the model's logit for each label of the task
 
     def logits(self, rows: Sequence[dict[str, list[int]]]) -> torch.Tensor:
         """Return the logits of rows, as one batch."""
@@ -44,7 +44,7 @@ class Reader(NamedTuple):
         return self.task.logits(self.model(**inputs))[..., self.order]
 
     def all_logits(self, rows: Sequence[dict[str, list[int]]]) -> Iterator[torch.Tensor]:
-        """Yield the logits of any number of rows, batch by batch: fewer rows at once if the longest is long."""
+        """Yield the logits of any number of rows, batch by batch. Batches are smaller if the longest row is long."""
         longest = max((len(row["input_ids"]) for row in rows), default=1)
         size = max(1, min(ROWS, PLACES // longest))
         for first in range(0, len(rows), size):
@@ -54,8 +54,8 @@ class Reader(NamedTuple):
 def load(directory: str, task: Task, *, from_scratch: bool, dropout: float = 0.0) -> PreTrainedModel:
     """Return the model with a head for the task.
 
-    A head that was trained for the same labels is kept, with their order; one for others is replaced by a new one.
-    Raises UsageError if anything but heads was not in it.
+    If the checkpoint has a head for the same labels, it is kept, with their order; a head for other labels is replaced
+    by a new one. Raises UsageError if weights other than those of heads are missing.
     """
     config = _config(directory)
     is_same = task.keeps(_labels(directory, task))
@@ -76,9 +76,9 @@ def load(directory: str, task: Task, *, from_scratch: bool, dropout: float = 0.0
 
 
 def _labels(directory: str, task: Task) -> list[str]:
-    """Return the labels of the head for such a task that a checkpoint has, in their order; none if it has no such head.
+    """Return the labels of a checkpoint's head for this kind of task, in order; empty if there is no such head.
 
-    The class of a model, such as BertForTokenClassification, says which head it has; without one, its weights do.
+    The class of the model, such as BertForTokenClassification, shows the kind of its head; without it, the weights do.
     """
     config, kind = _config(directory), task.head.__name__.removeprefix("AutoModel")
     if config.architectures:
@@ -90,7 +90,7 @@ def _labels(directory: str, task: Task) -> list[str]:
 
 
 def take_order(directory: str, task: Task) -> list[str]:
-    """Give a task the order of the labels that a checkpoint has. Return lines about a new head and a decoder."""
+    """Set the order of a task's labels to that of a checkpoint. Return lines about a new head and a decoder."""
     config, known, lines = _config(directory), _labels(directory, task), []
     if known and not task.keeps(known):
         lines = [f"{directory} has a head for other labels, such as {known[0]}; a new head replaces it"]
@@ -109,12 +109,12 @@ def ends_warning(directory: str) -> list[str]:
 
 
 def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:
-    """Return a model with a head for a task, and the weights that it lacks or has in other sizes. option: names it."""
+    """Return a model with a head for a task, and its missing or mismatched weights. option: names the checkpoint."""
     config, has_head = _config(directory, option), f"a model with an {task.head.__name__} in transformers"
     with refusing(directory, option, has_head):
         kind = task.head._model_mapping.get(type(config), None)  # noqa: SLF001
         if kind is None or (family_of(config).decoder and kind.base_model_prefix != "model"):
-            raise ValueError(f"{config.model_type} has no such head")  # or one that reads only its own checkpoints
+            raise ValueError(f"{config.model_type} has no such head")  # or a class that reads only its own checkpoints
     with refusing(directory, option, "a model that transformers can load"):
         options |= HARMLESS
         model, info = task.head.from_pretrained(directory, dtype=torch.float32, output_loading_info=True, **options)
@@ -122,7 +122,7 @@ def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple
 
 
 def _config(directory: str, option: str = "checkpoint") -> Any:
-    """Return the configuration of a checkpoint that an option names. Raises UsageError if it cannot be read."""
+    """Return the configuration of a checkpoint. option: names it in the UsageError if it cannot be read."""
     if not Path(directory).is_dir():
         must_download(directory, option, ["config.json"], "a run or a checkpoint")
     with refusing(directory, option, "a model that transformers can load"):
@@ -130,24 +130,24 @@ def _config(directory: str, option: str = "checkpoint") -> Any:
 
 
 def length_of(directory: str, length: int | None) -> int:
-    """Return the row length: the given one, else LENGTH or the positions of the model if these are fewer.
+    """Return the row length: the given one, else LENGTH, or the model's number of positions if this is smaller.
 
-    Raises UsageError for one of more tokens than the model has positions.
+    Raises UsageError if the given length is above the model's number of positions.
     """
     check_length(length or 0, config := _config(directory), directory)
     return length or min(LENGTH, max_length(config))
 
 
 def is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> bool:
-    """Return whether matrix products are in bfloat16. Some families compute in fp32 alone."""
+    """Return whether matrix products are in bfloat16. Some families compute only in fp32."""
     can = device.type == "cuda" and has_bf16(device) if precision == "auto" else precision == "bf16"
     return can and family_of(model).half
 
 
 def tokenizer_of(directory: str, option: str = "checkpoint") -> Any:
-    """Return the tokenizer of a checkpoint that an option names. Raises UsageError if it cannot be read, or cannot pad.
+    """Return the tokenizer of a checkpoint that an option names. Raises UsageError if it cannot be read or cannot pad.
 
-    Its padding token is needed for rows of different lengths.
+    Rows of different lengths need its padding token.
     """
     with refusing(directory, option, "a directory with a tokenizer that transformers can load"):
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
@@ -158,7 +158,7 @@ def tokenizer_of(directory: str, option: str = "checkpoint") -> Any:
 
 
 def tokenizer_files(directory: str, tokenizer: Any) -> dict[str, bytes]:
-    """Return the files of the tokenizer of a checkpoint, as `plain_tokenizer` changes them."""
+    """Return the tokenizer files of a checkpoint, as changed by `plain_tokenizer`."""
     more = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     names = {*tokenizer.vocab_files_names.values(), *more}
     paths = {name: cached_file(directory, name, _raise_exceptions_for_missing_entries=False) for name in names}
@@ -166,13 +166,13 @@ def tokenizer_files(directory: str, tokenizer: Any) -> dict[str, bytes]:
 
 
 def teacher(directory: str, task: Task, name: str) -> Reader:
-    """Load a fine-tuned model whose predictions become labels. Raises UsageError if it was trained for something else.
+    """Load a fine-tuned model whose predictions become labels. Raises UsageError if it was trained for another task.
 
-    name: of the task.
+    name: the name of the task.
     """
     model, missing = _with_head(directory, task, "teacher")
     known, several = [*(model.config.id2label or {}).values()], "multi_label_classification"
-    wanted = task.names or known[: task.num_labels]  # a number may have any name
+    wanted = task.names or known[: task.num_labels]  # the label of a regression may have any name
     is_other = (model.config.problem_type == several) != (task.problem_type == several)
     if missing or sorted(known) != sorted(wanted) or is_other:
         sentence = (

@@ -1,4 +1,4 @@
-"""The options of our methods. This module imports no torch, as the help and the errors of every command need it."""
+"""The options of the built-in methods. This module does not import torch: help and errors of every command need it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bertrain.options import ABOVE_0, COUNT, TEXT, WEIGHT, Check, Either, Kind, 
 T = TypeVar("T", bound=Options)
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as one JSON object on the last line.")
 OF_ROWS = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction", "shuffle", "isolate_documents")
-"""Options of a student's run on which its rows and their masks depend, besides its data and seed."""
+"""Options of a student's run that affect its rows and masks, besides its data and seed."""
 
 
 def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
-    """Return the options that a command line gave; None stands for one that it did not. Raises UsageError."""
+    """Return options from the flags of a command line; None means that a flag is missing. Raises UsageError."""
     given = {name: value for name, value in flags.items() if value is not None}
     options = kind(**given)
     for rule in kind.rules:
@@ -27,13 +27,13 @@ def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the names whose values differ, with both values; "" without any."""
+    """Return the names and both values of options that differ; "" if none do."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in names)
 
 
 class Lora(NamedTuple):
-    """The parts of --lora."""
+    """The parsed parts of --lora."""
 
     rank: int
     alpha: int
@@ -42,7 +42,7 @@ class Lora(NamedTuple):
 
 
 def parse_lora(given: str) -> Lora:
-    """Return the parts of r=8,alpha=16,bits=4,target=query|value. Raises ValueError or re.error for anything else."""
+    """Return the parts of r=8,alpha=16,bits=4,target=query|value. Raises ValueError or re.error for an invalid text."""
     match = re.fullmatch(r"r=(0*[1-9]\d*),alpha=(0*[1-9]\d*)(,bits=4)?(?:,target=(.+))?", str(given))
     if not match:
         raise ValueError
@@ -116,7 +116,7 @@ def _kind(c: Any) -> str:
 
 
 def _same_rows(c: Any) -> bool:
-    """Return whether all phases have the same rows and masks."""
+    """Return whether all phases have the same options of rows and masks."""
     return all(len({str(table.get(name, getattr(c, name))) for table in c.phase}) < 2 for name in ("data", *OF_ROWS))
 
 

@@ -1,8 +1,8 @@
-"""Replaced token detection: a discriminator learns which tokens a small generator has put into a text.
+"""Replaced token detection: a discriminator learns which tokens of a text a small generator has replaced.
 
-The model of the run is the generator, which learns from masked tokens as in any other run. A token drawn from its
-predictions takes the place of each masked one, and the discriminator says of every token whether it is the one of the
-text (ELECTRA, Clark et al., 2020). The loss is that of the generator plus the discriminator's times a weight. Each
+The model of the run is the generator, which learns from masked tokens as in any other run. Each masked token is
+replaced by a sample from its predictions, and the discriminator predicts for every token whether it is the original
+(ELECTRA, Clark et al., 2020). The loss is that of the generator plus a weight times that of the discriminator. Each
 checkpoint has the discriminator in `discriminator/`, which is the model to fine-tune. docs/objectives.md has the rules.
 """
 
@@ -29,16 +29,16 @@ from bertrain.models.load import check_runs, max_length, model_identity, new_mod
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
 from bertrain.plan import Phase, longest
 
-NAME = "discriminator"  # of the objective, of its tensors in beside.pt, and of its directory
-PLACES_OF_A_ROW = 1 << 32  # more than there are, so that each place of each sample has a number of its own
+NAME = "discriminator"  # name of the objective, its tensors in beside.pt, and its directory
+PLACES_OF_A_ROW = 1 << 32  # above any row length, so that each position of each sample has a unique number
 
 
 class Difference(Module):
-    """The embeddings of another model, which get no gradient here, plus those of this module, at first 0."""
+    """The embeddings of another model, without gradients, plus those of this module, which begin at 0."""
 
     def __init__(self, shared: Parameter, padding_idx: int | None) -> None:
         super().__init__()
-        self._shared = (shared,)  # where torch does not see it, as it is a parameter of the other model
+        self._shared = (shared,)  # hidden from torch in a tuple, as it is a parameter of the other model
         self.weight, self._padding_idx = Parameter(torch.zeros_like(shared)), padding_idx
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Difference(Module):
 
 
 class Replaced(Objective):
-    """Binary cross entropy of "was replaced" for each token of the text; counts tokens."""
+    """The binary cross entropy of "was replaced" for each token of the text. Counts tokens."""
 
     def __init__(self, generator: PreTrainedModel, discriminator: PreTrainedModel, setting: LearnerSetting) -> None:
         super().__init__(generator, setting.config)
@@ -61,7 +61,7 @@ class Replaced(Objective):
         return batch.input_ids.size if batch.attention_mask is None else int(batch.attention_mask.sum())
 
     def prepare(self, piece: MicroBatch) -> MicroBatch:
-        """Adds draws, float32 [B, K] from [0, 1): they follow from the step, the sample and the place alone."""
+        """Add draws, float32 [B, K] from [0, 1): a function of the step, the sample and the position only."""
         number = piece["sample_ids"][:, None] * PLACES_OF_A_ROW + piece["masked_positions"]
         return piece | {"draws": draws(self.key, number)}
 
@@ -79,19 +79,19 @@ class Replaced(Objective):
 
 
 def put(ids: torch.Tensor, piece: MicroBatch, tokens: torch.Tensor) -> torch.Tensor:
-    """Return ids int64 [B, T] with tokens int64 [B, K] at the masked places of a micro-batch."""
-    places = piece["masked_positions"].where(piece["targets"] != IGNORE_INDEX, ids.shape[1])  # one past the row
+    """Return ids, int64 [B, T], with tokens, int64 [B, K], at the masked positions of a micro-batch."""
+    places = piece["masked_positions"].where(piece["targets"] != IGNORE_INDEX, ids.shape[1])  # an index after the row
     return F.pad(ids, (0, 1)).scatter(1, places, tokens)[:, :-1]
 
 
 def sampled(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """logits [B, K, V], draws float32 [B, K] from [0, 1) → ids int64 [B, K], drawn by the softmax of the logits."""
+    """Return samples from the softmax of logits [B, K, V], int64 [B, K]. draws: float32 [B, K] from [0, 1)."""
     sums = logits.float().softmax(-1).cumsum(-1)
     return (sums <= draws[..., None] * sums[..., -1:]).sum(-1).clamp(max=logits.shape[-1] - 1)
 
 
 def draws(key: int, numbers: torch.Tensor) -> torch.Tensor:
-    """Draws number `numbers`, int64, of a key (docs/determinism.md) → float32 from [0, 1), by their 24 highest bits."""
+    """Return draws `numbers`, int64, of a key (docs/determinism.md): float32 from [0, 1), from 24 highest bits."""
     x = (numbers + 1) * _signed(int(bertdata.keys.GOLDEN)) + _signed(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ _shifted(x, shift)) * _signed(factor)
@@ -99,22 +99,22 @@ def draws(key: int, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _signed(bits: int) -> int:
-    """Return 64 bits as torch has them."""
+    """Return 64 bits as a signed integer, as torch needs them."""
     return bits - (1 << 64) if bits >> 63 else bits
 
 
 def _shifted(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """Return x moved to the right by some bits, as if it had no sign."""
+    """Return a logical right shift of x, which ignores the sign."""
     return (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
 class ReplacedTokens(Method):
-    """Train a discriminator together with the model."""
+    """Trains a discriminator together with the model."""
 
     options_type = ReplacedOptions
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
-        """Raises UsageError for a discriminator that cannot be built, or cannot share embeddings."""
+        """Add the objective. Raises UsageError if the discriminator cannot be built or cannot share embeddings."""
         discriminator = self._built(setting)
         if setting.precision != "fp32" and not family_of(discriminator).half:
             sentence = f"{discriminator.config.model_type}, the --{NAME}, computes only in fp32; give --precision fp32"
@@ -123,7 +123,7 @@ class ReplacedTokens(Method):
         objectives[NAME] = Replaced(model, discriminator, setting)
         objectives[NAME].weight = self.options.discriminator_weight
         self._seed, self._config = setting.config.seed, discriminator.config
-        self._bases: tuple[float | None, float | None] = None, None  # that a phase has set
+        self._bases: tuple[float | None, float | None] = None, None  # bases set by a phase
         is_electra = self._config.model_type == "electra"
         self._kind = ElectraForPreTraining if is_electra else type(discriminator)
         self._files = tokenizer_files(setting.shards.tokenizer_file, discriminator, max_length(self._config))
@@ -164,13 +164,13 @@ class ReplacedTokens(Method):
         objective.key = bertdata.key(self._seed, "replace", step)
         if self._bases != (bases := (phase.options.rope_base, phase.options.rope_base_local)):
             self._bases = bases
-            set_rotary_bases(objective.encoder.model, *bases, strict=False)  # --model may have other kinds
+            set_rotary_bases(objective.encoder.model, *bases, strict=False)  # --model may have more kinds
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {NAME: model_identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}
 
     def export(self, model: PreTrainedModel, weights: Tensors, beside: Tensors, directory: Path) -> Tensors:
-        """Write the discriminator: an ElectraForPreTraining, or the encoder of any other family."""
+        """Write the discriminator: an ElectraForPreTraining, or the encoder for other families."""
         encoder, head = f"objectives.{NAME}.encoder.model.", f"objectives.{NAME}.head."
         state = {name.removeprefix(encoder): each for name, each in beside.items() if name.startswith(encoder)}
         if self.options.share_embeddings == "difference":

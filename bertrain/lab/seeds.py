@@ -1,7 +1,7 @@
-"""What a fine-tuning is, and which of its seeds are finished.
+"""The options of a fine-tuning, and its finished seeds.
 
-A seed is a directory that `checkpoint.publish` wrote: a model, and seed.json, which says what the seed was made of and
-its results. A seed that is finished is not trained again, and one that was made of something else is never replaced.
+A seed is a directory that `checkpoint.publish` wrote: a model, and seed.json, with the settings and the results of the
+seed. A finished seed is not trained again, and a seed with other settings is never replaced.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bertrain.lab.tasks import Task
 from bertrain.options import ABOVE_0, BELOW_1, COUNT, FLAG, TEXT, Check, Either, Options, choice, flag, option
 
 SEED = "seed.json"
-TASK, TRAINING = "Task", "Training"  # groups of options; those of a task are no options of a suite
+TASK, TRAINING = "Task", "Training"  # groups of options; a suite has no options of a task
 _CONTENT, _LABELS = "the content of ", "the order of labels"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Options):
-    """A fine-tuning: what is trained for what, and into which directory."""
+    """Options of a fine-tuning: the checkpoint, the task and its files, the training, and the output directory."""
 
     checkpoint: str = option("", TEXT, required=True)
     """A run directory, a checkpoint, or a hub name."""
@@ -94,17 +94,17 @@ class Job(Options):
 
     @property
     def files(self) -> dict[str, str]:
-        """Return the paths of the files by "train", "dev", and perhaps "test"."""
+        """The paths of the files by "train", "dev" and, if it is given, "test"."""
         return {split: path for split in ("train", "dev", "test") if (path := getattr(self, split))}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return how a seed is trained."""
+        """The settings of the training of a seed."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["group"] == TRAINING}
 
 
 def settings_key(job: Job, task: Task) -> dict[str, Any]:
-    """Return all that decides what a seed becomes, by its name in messages. Of a file, its digest."""
+    """Return all settings that affect the result of a seed, by their name in messages. Files count by their digest."""
     names = "checkpoint", "task", *job.settings, "text", "other", "label", "separator"
     named: dict[str, Any] = {flag(name): getattr(job, name) for name in names}
     named |= {"the measure": task.main, "skipping of damaged rows": job.skip}
@@ -113,15 +113,15 @@ def settings_key(job: Job, task: Task) -> dict[str, Any]:
     for name in ("checkpoint", "teacher") if job.teacher else ("checkpoint",):
         kinds, directory = (".safetensors", ".json", ".txt", ".model"), getattr(job, name)
         contents[name] = sorted(path for path in Path(directory).glob("*") if path.suffix in kinds)
-        named |= {} if contents[name] else {flag(name): directory}  # a name on the hub
+        named |= {} if contents[name] else {flag(name): directory}  # a model on the hub
     texts = {name: b"".join(map(Path.read_bytes, files)) for name, files in contents.items()}
     return named | {f"{_CONTENT}--{name}": hashlib.sha256(text).hexdigest() for name, text in texts.items()}
 
 
 def finished(directory: Path) -> dict[str, Any] | None:
-    """Return what an earlier start wrote of a finished seed. A damaged one gets a new name, which is printed.
+    """Return the saved result of a finished seed. A damaged seed is renamed, with a message.
 
-    Raises DatasetError or OSError for an error of reading that may pass, and changes nothing then.
+    Raises DatasetError or OSError, without any change, for a read error that may be temporary.
     """
     if not directory.exists():
         return None
@@ -135,11 +135,11 @@ def finished(directory: Path) -> dict[str, Any] | None:
 
 
 def _kept(directory: Path) -> dict[str, Any]:
-    """Return the content of seed.json, and its labels; {} if it is damaged or missing. May raise OSError."""
+    """Return the content of seed.json and the labels; {} if it is damaged or missing. May raise OSError."""
     try:
         kept = json.loads((directory / SEED).read_bytes())
         config = json.loads((directory / "config.json").read_bytes())
-        names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # as transformers leaves these out
+        names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers does not write these defaults
         labels = ", ".join(map(str, names.values()))
         return {name: dict(kept[name]) for name in ("of", "run")} | {_LABELS: labels}
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -147,14 +147,14 @@ def _kept(directory: Path) -> dict[str, Any]:
 
 
 def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
-    """Raise UsageError, which names what differs, if a seed was trained differently. wanted: as `settings_key`."""
+    """Raise UsageError, which names the differences, if a seed has other settings. wanted: from `settings_key`."""
     for directory in sorted(out.glob("seed-*")):
         kept = _kept(directory)
-        before = kept.get("of", wanted)  # without labels in 0.1.0, which had other orders of them
+        before = kept.get("of", wanted)  # version 0.1.0 saved no labels, and ordered them differently
         before = {_LABELS: kept.get(_LABELS)} | before if _LABELS in wanted else before
         name, content = "--checkpoint", f"{_CONTENT}--checkpoint"
         if Path(wanted[name]).is_dir() and before.get(content) == wanted.get(content):
-            before = before | {name: wanted[name]}  # the same one by another path
+            before = before | {name: wanted[name]}  # the same checkpoint under a different path
         if differing := differences(before, wanted):
             sentence = f"{directory} was trained differently (old → new): {differing}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out))

@@ -1,10 +1,10 @@
-"""Fine-tune a checkpoint for the tasks of a suite whose files are there, and put the medians in one table.
+"""Fine-tune a checkpoint for all tasks of a suite that have files, and collect the medians in one table.
 
     bertrain suite glue --data glue/ --checkpoint run/ --out tuned/
 
-The files are those that GLUE and SuperGLUE (Wang et al., 2019) and CLUE (Xu et al., 2020) give out, each task in its
-own directory.
-Test labels are secret, so all results are of dev, which also chooses the epoch. docs/tasks.md has the tables.
+The files are the published files of GLUE and SuperGLUE (Wang et al., 2019) and of CLUE (Xu et al., 2020), with one
+directory for each task.
+Test labels are secret, so all results are on dev, which also chooses the epoch. docs/tasks.md has the tables.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MNLI = "train.tsv", "dev_matched.tsv", "dev_mismatched.tsv"
 
 
 class Entry(NamedTuple):
-    """A task of a suite: where its files are, and what stands in them."""
+    """A task of a suite: its files, and their columns."""
 
-    files: tuple[str, ...]  # to train on, dev, and perhaps a second dev, reported at the epoch that dev chose
+    files: tuple[str, ...]  # train, dev, and perhaps a second dev, whose result is for the epoch that dev chose
     task: str
-    columns: str  # of the text, the other text, and the label
-    metrics: str  # those that the suite judges by; the first chooses the epoch
+    columns: str  # columns of the text, the other text, and the label
+    metrics: str  # official measures of the task; the first chooses the epoch
 
 
 SUITES: dict[str, dict[str, Entry]] = {
@@ -73,13 +73,13 @@ SUITES: dict[str, dict[str, Entry]] = {
         "c3": Entry(("d-train.json", "d-dev.json"), "choice", ",,label", "accuracy"),
     },
 }
-"""The tasks of each suite. Two are not here, as they are too many rows: ChID of CLUE, half a million blanks with ten
+"""The tasks of each suite. Two are omitted, as they have too many rows: ChID of CLUE, half a million blanks with ten
 choices each, and ReCoRD of SuperGLUE, a hundred thousand with a dozen.
 """
 
 
 def find(data: str, suite: str) -> dict[str, list[str]]:
-    """The files of each task of a suite that is there. Raises UsageError where some are there and others are not."""
+    """Return the files of each task that has a directory. Raises UsageError if only some of its files are there."""
     files: dict[str, list[str]] = {}
     tasks = {path: path.name.lower().replace("-", "").removesuffix("_public") for path in sorted(Path(data).glob("*/"))}
     for task, entry in SUITES[suite].items():
@@ -103,7 +103,7 @@ def _job(base: Job, name: str, entry: Entry, files: list[str]) -> Job:
 
 
 def _spreads(suite: str, results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The measures that a suite judges by, over the seeds, by the names that its table gives them."""
+    """Return the spreads over seeds of the official measures of a suite, by their names in the table."""
     spreads: dict[str, dict[str, float]] = {}
     for task, result in results.items():
         entry = SUITES[suite][task]
@@ -132,10 +132,10 @@ def main(*, name: str, data: str, as_json: bool, **flags: Any) -> None:
         base = ranks.together(lambda: from_flags(Job, flags))
         with alone(ranks, base.out, name):
             files = ranks.together(lambda: find(data, name))
-            start = ranks.from_first(lambda: checkpoint.resolved(base.checkpoint))  # a run has newer ones later
+            start = ranks.from_first(lambda: checkpoint.resolved(base.checkpoint))  # a running one later has newer ones
             base = replace(base, checkpoint=start)
             jobs = {task: _job(base, task, SUITES[name][task], its_files) for task, its_files in files.items()}
-            for job in jobs.values():  # a fault of the last task is said before the first one is trained
+            for job in jobs.values():  # report errors of all tasks before the first training
                 read(ranks, job)
             results = {}
             for task, job in jobs.items():

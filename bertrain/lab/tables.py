@@ -1,4 +1,4 @@
-"""Labelled examples from TSV, CSV, JSON lines or Parquet → rows and their columns; and rows back to such a file."""
+"""Labelled examples in TSV, CSV, JSON lines or Parquet: read rows and columns, and write rows in the same format."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 from bertdata.support import Stage, UsageError
 from bertrain.commands import reading
 
-LONGEST_CELL = 1 << 26  # characters, in a CSV
-_ROWS = 10_000  # of a row group of Parquet
+LONGEST_CELL = 1 << 26  # characters in a CSV cell
+_ROWS = 10_000  # rows in a row group of Parquet
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file as they stand there, and which columns are which. A role is the name of an option: "label"."""
+    """The rows of a file, and the columns of each role. A role is the name of an option, such as "label"."""
 
     path: Path
-    names: list[Any]  # of the columns; the number from 0 of one without a name in a TSV or CSV
-    columns: dict[str, Any]  # the name of each, by its role
-    rows: list[tuple[int, dict[Any, Any]]]  # the line of each, from 1, and values by the names of the columns
+    names: list[Any]  # names of columns; a TSV or CSV without a header has numbers from 0
+    columns: dict[str, Any]  # role → name of its column
+    rows: list[tuple[int, dict[Any, Any]]]  # (line number from 1, column name → value)
 
     def parts(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the values of each row by role, and its place: "file, line n"."""
+        """Yield the values of each row by role, and its location: "file, line n"."""
         for line, row in self.rows:
             yield {role: row.get(name) for role, name in self.columns.items()}, f"{self.path}, line {line}"
 
@@ -40,18 +40,18 @@ def text_of(value: Any) -> str:
 
 
 def read(path: str, roles: dict[str, str], *, only: bool = False) -> Table:
-    """Read all rows of a file. roles: the option that names a column → the column, by name or number from 0.
+    """Read all rows of a file. roles: name of an option → name of its column, or number from 0.
 
-    A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. A row
-    with another number of columns has no values. only: rows of Parquet have the columns of the roles alone. Raises
-    UsageError for a file that cannot be read, and columns that are missing or equal.
+    A TSV or CSV has a header if its first row contains one of these names, or "label"; otherwise columns are numbered.
+    A row with a different number of columns has no values. only: rows of Parquet contain only the columns of roles.
+    Raises UsageError for a file that cannot be read, and for missing or equal columns.
     """
     file = Path(path)
     try:
         names, rows = _rows(file, roles, only)
     except UsageError:
         raise
-    except (ValueError, csv.Error, OSError) as error:  # of csv, pyarrow, or the system
+    except (ValueError, csv.Error, OSError) as error:  # from csv, pyarrow, or the system
         sentence = f"{path} cannot be read: {error}; correct it, or give another file"
         kind = "not-found" if isinstance(error, FileNotFoundError) else "not-of-format"
         raise UsageError(sentence, kind, given=path) from None
@@ -69,9 +69,9 @@ def read(path: str, roles: dict[str, str], *, only: bool = False) -> Table:
 
 
 def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
-    """Write rows to a new file, completely or not at all, in the format of the file that `like` was read from.
+    """Write rows to a new file, completely or not at all, in the format of the file of `like`.
 
-    A column of texts is one of strings in Parquet. rows: with the columns of `like`, one after the other, so that they
+    A column of texts is a string column in Parquet. rows: an iterator of rows with the columns of `like`, so that they
     need not fit in memory.
     """
     kind = like.path.suffix.lower()
@@ -104,19 +104,19 @@ def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> No
 
 
 def _named(wanted: str, names: list[Any]) -> Any:
-    """Return the name of a column that is given by name or number; None if it is missing."""
+    """Return the name of a column from its name or number; None if it is missing."""
     if wanted in names:
         return wanted
     return names[int(wanted)] if is_number(wanted) and -len(names) <= int(wanted) < len(names) else None
 
 
 def is_number(column: str) -> bool:
-    """Return whether a column is given by its number and not by its name."""
+    """Return whether a column is identified by its number and not by its name."""
     return column.removeprefix("-").isdecimal()
 
 
 def _rows(file: Path, roles: dict[str, str], only: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
-    """Return the names of the columns, and the rows with their lines. roles, only: as `read` has them."""
+    """Return the names of columns, and rows with their line numbers. roles, only: as in `read`."""
     kind = file.suffix.lower()
     if kind == ".parquet":
         import pyarrow.parquet
@@ -145,7 +145,7 @@ def _rows(file: Path, roles: dict[str, str], only: bool) -> tuple[list[Any], lis
 
 
 def _form(kind: str) -> dict[str, Any]:
-    """Return how csv separates the columns of a file."""
+    """Return the arguments of csv for a file."""
     return {} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
 
 
@@ -164,7 +164,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _unique(names: list[Any]) -> list[Any]:
-    """Return names of columns. Raises ValueError if two are equal, because one of them would be lost."""
+    """Return the names of columns. Raises ValueError if two are equal, because one of them would be lost."""
     if len({*names}) < len(names):
         raise ValueError(f"it has {max(names, key=names.count)!r} twice")
     return names

@@ -1,12 +1,12 @@
-"""Give a trained model another vocabulary: its embeddings are made of those that it has.
+"""Change the vocabulary of a trained model: compute the new embeddings from the old ones.
 
     bertrain transplant --checkpoint run/ --tokenizer new/ --out moved/
     bertdata build german.txt --tokenizer new/ --out german/
     bertrain pretrain --init moved/ --data german/ --out further/
 
-A token that both vocabularies have keeps its embedding. Another one begins as the mean of the old tokens that spell it
-(compare WECHSEL, Minixhofer et al., 2022, and FOCUS, Dobler and de Melo, 2023, which also use word vectors). The other
-weights do not change. docs/models.md says what that gives.
+A token in both vocabularies keeps its embedding. Any other new token begins as the mean of the old tokens that spell it
+(compare WECHSEL, Minixhofer et al., 2022, and FOCUS, Dobler and de Melo, 2023, which also use word vectors). Other
+weights do not change. docs/models.md shows results.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bertrain.options import Output
 
 
 def pieces(old: LoadedTokenizer, new: LoadedTokenizer) -> tuple[list[list[int]], int]:
-    """Return the old ids whose mean each new token begins as, none for one at random; and how many tokens are copied.
+    """Return, for each new token, the old ids to average (empty: random embedding), and the number of copied tokens.
 
-    A special token is the old one of the same role. A token is the old one that adds the same text. Any other is cut
-    from its beginning into the longest old tokens; where that ends before the token does, with a space in front of it,
-    or without the one that it has.
+    A special token is copied from the old token of the same role, any other from the old token that adds the same text.
+    If there is none, its text is split from the beginning into the longest old tokens. If this fails, it is split again
+    with a space added in front, or with the leading space removed.
     """
     texts = _texts(old)
     by_text: dict[bytes, int] = {}
@@ -51,13 +51,13 @@ def pieces(old: LoadedTokenizer, new: LoadedTokenizer) -> tuple[list[list[int]],
 
 
 def _texts(tokenizer: LoadedTokenizer) -> list[bytes]:
-    """What each id adds to a text."""
+    """Return the text that each id adds."""
     spelling = Spelling(tokenizer.files[TOKENIZER])
     return [spelling.text_of(tokenizer.spell(number)) for number in range(tokenizer.special.vocab_size)]
 
 
 def _cut(text: bytes, by_text: dict[bytes, int], longest: int) -> list[int]:
-    """The ids of the longest tokens that a text begins with, one after the other; none if they do not end with it."""
+    """Return the ids of the longest tokens from the start of a text to its end; empty if some text remains."""
     ids, place = [], 0
     while place < len(text):
         ends = range(min(len(text), place + longest), place, -1)
@@ -70,9 +70,9 @@ def _cut(text: bytes, by_text: dict[bytes, int], longest: int) -> list[int]:
 
 
 def transplanted(directory: Path, new: LoadedTokenizer, origins: list[list[int]], *, seed: int) -> PreTrainedModel:
-    """The model of a checkpoint with the vocabulary of a tokenizer. Rows at random are those of a new model.
+    """Return the model of a checkpoint with the vocabulary of a tokenizer. Random rows are as in a new model.
 
-    Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
+    Raises UsageError if its family does not support this vocabulary, for example without the required padding id.
     """
     old = load_model(directory, nsp=None)
     has_nsp = isinstance(old, family_of(old).next_sentence or ())
@@ -90,7 +90,7 @@ def transplanted(directory: Path, new: LoadedTokenizer, origins: list[list[int]]
                 if ids:
                     weights[name][number] = tensor[ids].mean(0)
         elif name in of_positions:
-            # The rows of positions begin after the padding id, and the row of padding is before them.
+            # Position embeddings start after the padding id; the row before them is for padding.
             first, first_old = first_position(model.config) - 1, first_position(old.config) - 1
             number = min(len(tensor) - first_old, len(weights[name]) - first)
             weights[name][first : first + number] = tensor[first_old : first_old + number]
@@ -100,7 +100,7 @@ def transplanted(directory: Path, new: LoadedTokenizer, origins: list[list[int]]
 
 
 def growing(model: PreTrainedModel, size: str) -> set[str]:
-    """The names of the weights that have a row for each of a size of the configuration: those that grow with it."""
+    """Return the names of the weights that grow with a size in the configuration, such as the vocabulary size."""
     config = copy.deepcopy(model.config)
     setattr(config, size, getattr(config, size) + 1)
     with torch.device("meta"):

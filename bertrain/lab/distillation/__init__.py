@@ -1,1 +1,1 @@
-"""Learning from a teacher, which answers from a cache or while the student trains."""
+"""Learning from a teacher: its answers come from a cache, or are computed while the student trains."""

@@ -1,8 +1,8 @@
 """A teacher cache: a teacher's answers for the masked tokens of a stream, written once and read with its batches.
 
 A row of the cache belongs to a stream position, so a student reads the cache from front to back. The rows are stored in
-units of a fixed number of rows, which any rank can write. The cache is complete when cache.json exists.
-docs/format.md defines it.
+units of a fixed number of rows, which any rank can write. The cache is complete when cache.json exists. docs/format.md
+defines it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from bertrain.lab.options import differences
 
 CACHE, PLAN = "cache.json", "plan.json"
 FORMAT = "bertdata-teacher"
-LEAST = -65504.0  # the smallest finite float16; stands for the log of 0
-_LEAST_BITS = 0xFBFF  # the bits of LEAST; larger bits are infinite or not a number
+LEAST = -65504.0  # the smallest finite float16, which replaces the log of 0
+_LEAST_BITS = 0xFBFF  # the bits of LEAST; larger values are infinite or NaN
 _COUNTS = ("epoch_samples", "samples", "slots", "vocab_size", "top_k", "unit_samples")
 HEADER = ("teacher", "tokenizer", "stream", "epoch_tokens", "id_dtype", "batch_samples", *_COUNTS)
 
 
 class Answers(NamedTuple):
-    """A teacher's answers for B rows of K slots, as they are stored. Unused slots hold zeros."""
+    """A teacher's answers for B rows of K slots, in the stored form. Unused slots are zeros."""
 
     ids: NDArray[Any]  # [B, K, k] uint16 or uint32: the most probable ids, in descending order
     logprobs: NDArray[np.float16]  # [B, K, k]: natural logs of their probabilities
@@ -78,34 +78,34 @@ def shapes(header: Mapping[str, Any], number: int) -> dict[str, tuple[str, int]]
 
 
 def num_bytes(header: Mapping[str, Any], units: Iterable[int] | None = None) -> int:
-    """Return the exact bytes that the array files of some units take; None: of all units."""
+    """Return the exact size in bytes of the array files of some units; None: of all units."""
     arrays = (shapes(header, number).values() for number in (range(num_units(header)) if units is None else units))
     return sum(HEADER_BYTES + np.dtype(dtype).itemsize * length for unit in arrays for dtype, length in unit)
 
 
 def _opened(directory: Path, header: Mapping[str, Any], number: int) -> dict[str, NDArray[Any]]:
-    """Map the arrays of a unit. Raises DatasetError if a size or a header is wrong."""
+    """Map the arrays of a unit into memory. Raises DatasetError if a size or a header is wrong."""
     known, unit = shapes(header, number), unit_name(number)
     return {name: open_array(array_path(directory, unit, name), *expected) for name, expected in known.items()}
 
 
 def begun(directory: Path) -> dict[str, Any] | None:
-    """Return the header of a cache that is complete or has units, else None. Raises DatasetError if it is damaged."""
+    """Return the header of a complete or incomplete cache; None if there is none. Raises DatasetError if damaged."""
     if (directory / CACHE).exists():
         return read_header(directory)
     return read_header(directory, PLAN) if next(directory.glob("unit-*"), None) else None
 
 
 def begin(directory: Path, header: dict[str, Any]) -> list[int]:
-    """Begin or continue a cache. Return the numbers of the units to make. O(units) system calls.
+    """Begin or continue a cache. Return the numbers of the missing units. O(units) system calls.
 
-    Raises UsageError, which names both values, if the directory has units or a cache of a different header.
+    Raises UsageError, which names both values, if the directory has units or a cache with a different header.
     """
     if (old := begun(directory)) and (differing := differences(_flat(old), _flat(header))):
         sentence = f"{directory} holds another cache (old → new): {differing}; give the same options, or another --out"
         raise UsageError(sentence, "other-settings", option="out", given=directory)
     if (directory / CACHE).exists():
-        (directory / PLAN).unlink(missing_ok=True)  # a kill can leave it
+        (directory / PLAN).unlink(missing_ok=True)  # left by a killed process
         return []
     write_record(directory / PLAN, header)
     missing = []
@@ -141,7 +141,7 @@ def write_unit(
 
 
 def publish(directory: Path, header: dict[str, Any]) -> None:
-    """Write cache.json when all units are there, and remove the plan."""
+    """Write cache.json after all units, and remove the plan."""
     records = (read_record(directory / f"{unit_name(number)}.json") for number in range(num_units(header)))
     write_record(directory / CACHE, header | {"units": [_without_crc32(record) for record in records]})
     (directory / PLAN).unlink(missing_ok=True)
@@ -149,14 +149,14 @@ def publish(directory: Path, header: dict[str, Any]) -> None:
 
 
 def _without_crc32(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a unit in cache.json, from its commit record."""
+    """Return the cache.json entry of a unit from its commit record."""
     entries = record["arrays"].items()
     arrays = {name: {key: entry[key] for key in ("dtype", "length", "sha256")} for name, entry in entries}
     return {"arrays": arrays, "counts": record["counts"]}
 
 
 def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
-    """Read cache.json, header and units, or plan.json. Raises DatasetError if it is missing or damaged."""
+    """Read cache.json or plan.json, with header and units. Raises DatasetError if it is missing or damaged."""
     path = directory / name
     if name == CACHE and not path.exists():
         sentence = f"{directory} is not a complete teacher cache: it has no {CACHE}; run bertrain teacher to its end"
@@ -185,7 +185,7 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
 
 
 class TeacherCache:
-    """A complete teacher cache. Opening reads cache.json alone; a unit is mapped when it is reached, one at a time.
+    """A complete teacher cache. Opening it reads only cache.json; units are mapped on access, one at a time.
 
     .header: the contents of cache.json. Raises DatasetError if the directory has no complete cache.
     """
@@ -207,7 +207,7 @@ class TeacherCache:
             raise UsageError(sentence, "other-stream", option="teacher_cache", given=self.path)
 
     def read(self, positions: NDArray[np.int64], vocab_size: int) -> Answers:
-        """Copy the answers for stream positions, int64 [B]; ascending positions are read fastest.
+        """Copy the answers for stream positions, int64 [B]; ascending positions are the fastest.
 
         Raises UsageError for a position after the end of the cache, DatasetError for damage.
         """
@@ -244,10 +244,10 @@ class TaughtBatch(bertdata.Batch):
 
 
 class TaughtLoader(bertdata.Loader):
-    """A Loader whose batches have a teacher's answers.
+    """A Loader whose batches include a teacher's answers.
 
-    teacher_cache: directory of the cache. It sets the rule of the masks, and the number of epochs after which they
-    repeat. Raises UsageError if the cache is of a different stream.
+    teacher_cache: directory of the cache. It sets the mask rule, and the number of epochs after which the masks repeat.
+    Raises UsageError if the cache belongs to a different stream.
     """
 
     def __init__(self, shards: Any, *, teacher_cache: str, masking: bertdata.Masking, **options: Any) -> None:
@@ -259,7 +259,7 @@ class TaughtLoader(bertdata.Loader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._cache.check(self)  # a state has the rule of its masks
+        self._cache.check(self)  # a state includes its mask rule
 
     def read(self, positions: np.ndarray) -> TaughtBatch:
         batch = super().read(positions)
@@ -270,7 +270,7 @@ class TaughtLoader(bertdata.Loader):
 
 
 def verify(directory: Path) -> Iterator[str]:
-    """Read every byte of a cache. Yield each fault, as a sentence. Raises DatasetError for a damaged cache.json."""
+    """Read every byte of a cache. Yield a sentence for each error. Raises DatasetError for a damaged cache.json."""
     units = tqdm(read_header(directory)["units"], unit="unit", leave=False, disable=None)
     for number, unit in enumerate(units):
         path, crc32_of = directory / f"{unit_name(number)}.json", dict[str, Any]()
@@ -286,12 +286,12 @@ def verify(directory: Path) -> Iterator[str]:
 
 
 def _are_logs(values: NDArray[np.float16]) -> bool:
-    """Return whether all are finite and at most 0. It compares bits, because comparing float16 is slow."""
+    """Return whether all values are finite and at most 0. Compares bits, because comparing float16 is slow."""
     return bool(values.view(np.int16).max() <= 0 and values.view(np.uint16).max() <= _LEAST_BITS)
 
 
 def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a header, those of its objects by dotted names, without its units."""
+    """Return the members of a header without its units; members of objects get dotted names."""
     flat: dict[str, Any] = {}
     for name, value in header.items():
         nested = {f"{name}.{key}": each for key, each in _flat(value).items()} if isinstance(value, Mapping) else {}

@@ -1,15 +1,15 @@
 """Distillation: learn from a teacher and from the text, (1 − alpha) · text + alpha · teacher.
 
-logits     T² · KL divergence of the predictions at the masked places (Hinton et al., "Distilling the Knowledge in a
-           Neural Network", 2015). The teacher's come from a cache of its k most probable tokens and the mass of all
+logits     T² · KL divergence of the predictions at the masked positions (Hinton et al., "Distilling the Knowledge in a
+           Neural Network", 2015). The teacher's come from a cache of its k most probable tokens and the total of all
            others, or from a teacher that runs during training.
-relations  KL divergence of the relations of queries, of keys and of values among the places of a row, in the last
+relations  KL divergence of the relations of queries, of keys and of values between the positions of a row, in the last
            layers (Wang et al., "MiniLMv2", 2021). Teacher and student may have any widths and numbers of heads.
-hidden     Mean squared difference of hidden states, through a projection that is trained along, and of attention
-           scores, layer by layer (Jiao et al., "TinyBERT", 2020).
+hidden     Mean squared difference of hidden states, through a trained projection, and of attention scores, layer by
+           layer (Jiao et al., "TinyBERT", 2020).
 
-A teacher is not a part of the student's module. Its answers come as tensors of the micro-batch, from a cache or from
-`Teacher`, so it is in no state_dict, no gradient and no checkpoint of the student's.
+A teacher is not part of the student's module. Its answers are tensors of the micro-batch, from a cache or from
+`Teacher`, so the student's state_dict, gradients and checkpoints do not contain it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from bertrain.trainer import autocast_of
 
 SMALLEST_RELATION_HEAD = 16  # dimensions of the student in one relation head
 PROJECTIONS = ("teacher_queries", "teacher_keys", "teacher_values")
-_HIDDEN_SCORE = -1e9  # the score of a place that must not be seen; no NaN where all places of a row are hidden
+_HIDDEN_SCORE = -1e9  # score of a hidden position; finite, as −∞ gives NaN if all of a row are hidden
 
 
 class Distil(Objective):
-    """The loss from a teacher. Counts targets for logits, else rows."""
+    """The loss from a teacher. Counts targets for logits, rows for other kinds."""
 
-    accuracy_name = "agreement"  # how often teacher and student hold the same token most probable; 0 without logits
+    accuracy_name = "agreement"  # share of targets with the same most probable token; 0 without logits
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class Distil(Objective):
         options: DistillationOptions,
         teacher: PreTrainedModel | None = None,
     ) -> None:
-        """teacher: None for a cache."""
+        """teacher: the model; None with a cache."""
         config = setting.config
         super().__init__(model, config)
         self.method, self.weight, self.temperature = options.kind, options.alpha, options.temperature
         self.isolate = config.isolate_documents
         self.vocab_size = setting.shards.special_tokens.vocab_size  # the student's vocabulary may be padded
-        self.layer_pairs: list[tuple[int, int]] = []  # a layer of the student and the teacher's that it learns from
+        self.layer_pairs: list[tuple[int, int]] = []  # (layer of the student, its layer of the teacher)
         self.compares_attention, self.num_heads = False, getattr(model.config, "num_attention_heads", 0)
         self.uses_logits = self.method == "logits"
         self.teacher: Teacher | None = None
@@ -86,7 +86,7 @@ class Distil(Objective):
             self.teacher = Teacher(teacher, self, setting)
 
     def for_submodel(self, model: PreTrainedModel) -> Distil:
-        """For --distil relations, and for the last layer of --distil hidden, whose projection is sliced."""
+        """Return an objective with taps for the smaller model: relations, or hidden states with a sliced projection."""
         if not self.layer_pairs:
             return self
         adapted, last = copy.copy(self), model.config.num_hidden_layers - 1
@@ -105,7 +105,7 @@ class Distil(Objective):
         if self.method == "logits":
             assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
             return self._logits(outputs.logits[..., : self.vocab_size].float(), piece)
-        has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # rows without one, also a rank's filler row, add 0
+        has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # rows without a target, such as a filler row, add 0
         seen, filled = visible(piece, isolate=self.isolate)
         if self.method == "relations":
             row_losses = self._relations(piece, seen, filled)
@@ -116,7 +116,7 @@ class Distil(Objective):
         return LossSum(loss, torch.zeros_like(has_targets.sum()))
 
     def _logits(self, logits: torch.Tensor, piece: MicroBatch) -> LossSum:
-        """logits float32 [B, K, V] → T² · KL summed over the targets."""
+        """Return T² · KL summed over the targets. logits: float32 [B, K, V]."""
         used = piece["targets"] != IGNORE_INDEX
         logprobs = piece["teacher_logprobs"].float()
         ids = piece["teacher_ids"].long() if "teacher_ids" in piece else None
@@ -125,7 +125,7 @@ class Distil(Objective):
         return LossSum(self.temperature**2 * (losses * used).sum(), ((logits.argmax(-1) == best) & used).sum())
 
     def _relations(self, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
-        """[B]: mean of the KL over relation heads, filled places and the three kinds of relations."""
+        """Return the mean KL over relation heads, real tokens and the three kinds of relations, [B]."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
         for student, name in zip(self._taps.projections(self.layer_pairs[0][0]), PROJECTIONS, strict=True):
             teacher = piece[name]
@@ -137,7 +137,7 @@ class Distil(Objective):
         return losses
 
     def _hidden(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
-        """[B]: mean squares over dimensions, filled places and layers; and of attention scores, if heads match."""
+        """Return mean squares over dimensions, real tokens and layers, [B], plus those of scores if heads match."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
         for number, (layer, _) in enumerate(self.layer_pairs):
             states, projection = self._taps.hidden[layer], self.projection
@@ -155,11 +155,11 @@ class Distil(Objective):
 
 
 class Teacher:
-    """Answers micro-batches with a model: in eval mode, without gradients, with its padding inert.
+    """A model that answers micro-batches: in eval mode, without gradients, and unaffected by its padding.
 
-    logits: teacher_logprobs [B, K, V]. relations: teacher_queries, teacher_keys and teacher_values
-    [B, T, width]. hidden: teacher_hidden [layers, B, T, H] and, where student and teacher have as many heads,
-    teacher_scores [layers, B, heads, T, T].
+    logits: teacher_logprobs [B, K, V]. relations: teacher_queries, teacher_keys and teacher_values [B, T, width].
+    hidden: teacher_hidden [layers, B, T, H] and, if student and teacher have the same number of heads, teacher_scores
+    [layers, B, heads, T, T].
     """
 
     def __init__(self, model: PreTrainedModel, student: Distil, setting: LearnerSetting) -> None:
@@ -194,19 +194,19 @@ def divergence(
     ids: torch.Tensor | None = None,
     tails: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """KL divergence of a teacher from the student's logits [N, V], at a temperature, without the factor T²: [N].
+    """Return the KL divergence [N] of a teacher from the student's logits [N, V] at a temperature, without factor T².
 
     Without ids, logprobs [N, V] are the teacher's, of tokens 0, 1, …. With ids [N, k], logprobs [N, k] are of those
     tokens and tails [N] of all other tokens together. Both distributions then become k + 1 buckets, which costs O(k)
-    beside the student's own softmax, and the temperature applies to the buckets. With k = V this is the plain
-    divergence. With less it is a lower bound of it for T = 1, which is 0 only where the student gives each of the k
-    tokens, and all others together, the probability that the teacher gives.
+    more than the student's own softmax, and the temperature applies to the buckets. With k = V this is the plain
+    divergence. For smaller k and T = 1 it is a lower bound of it: 0 only if the k tokens, and all others together, have
+    equal probabilities.
     """
     if ids is None or tails is None:
         top = logits[..., : logprobs.shape[-1]]
     else:
         top = logits.gather(-1, ids)
-        if ids.shape[-1] < logits.shape[-1]:  # a logsumexp of just the others: 1 − Σ would lose a small tail
+        if ids.shape[-1] < logits.shape[-1]:  # logsumexp of the other tokens: 1 − Σ would lose a small tail
             others = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
             top, logprobs = torch.cat([top, others], -1), torch.cat([logprobs, tails.unsqueeze(-1).to(logprobs)], -1)
     log_q, log_p = ((x / temperature).log_softmax(-1) for x in (top, logprobs))
@@ -214,7 +214,7 @@ def divergence(
 
 
 def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which places a place may attend to, bool [B, 1, T or 1, T], and which hold text, float [B, T]."""
+    """Return which positions a position may attend to, bool [B, 1, T or 1, T], and which hold text, float [B, T]."""
     filled = piece.get("attention_mask")
     filled = torch.ones_like(piece["input_ids"]) if filled is None else filled
     seen = filled[:, None, None, :].bool()
@@ -225,9 +225,9 @@ def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Te
 
 
 def relation_heads(student_width: int, teacher_width: int) -> int:
-    """Return how many relation heads two widths are cut into.
+    """Return the number of relation heads for two widths.
 
-    As many as divide both widths and leave 16 dimensions of the student's to each; for coprime widths one.
+    It is the largest number that divides both widths and leaves at least 16 dimensions of the student per head, or 1.
     """
     common = math.gcd(student_width, teacher_width)
     most = max(1, student_width // SMALLEST_RELATION_HEAD)
@@ -235,9 +235,9 @@ def relation_heads(student_width: int, teacher_width: int) -> int:
 
 
 def attention_scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tensor:
-    """[B, T, H] each → float32 [B, heads, T, T], divided by the root of a head's width.
+    """Return attention scores, float32 [B, heads, T, T], divided by √(head width). query, key: [B, T, H].
 
-    Where several heads share a key, keys are narrower than queries.
+    If several heads share a key, keys are narrower than queries.
     """
     sharing = queries.shape[-1] // keys.shape[-1]
     q, k = (x.unflatten(-1, (heads // n, -1)).transpose(1, 2) for x, n in ((queries, 1), (keys, sharing)))
@@ -246,7 +246,7 @@ def attention_scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> t
 
 
 def _layer_pairs(student_layers: int, teacher_layers: int, options: DistillationOptions) -> list[tuple[int, int]]:
-    """Layers of the student, and the layers of the teacher that they learn from."""
+    """Return pairs of a student's layer and the teacher's layer that it learns from."""
     if options.kind == "relations" or options.distil_layers == "last":
         return [(student_layers - 1, teacher_layers - 1)]
     if teacher_layers < student_layers:
@@ -260,10 +260,10 @@ def _layer_pairs(student_layers: int, teacher_layers: int, options: Distillation
 
 
 class Distillation(Method):
-    """Train a student on a teacher's predictions as well as on the text."""
+    """Trains a student on a teacher's predictions and on the text."""
 
     options_type = DistillationOptions
-    _directory: Path | None = None  # of the teacher, for all phases, as a run under way writes newer ones
+    _directory: Path | None = None  # one checkpoint of the teacher for all phases, as a running one writes more
 
     def can_compile(self, config: Config) -> bool:
         return self.options.kind == "logits" or not config.gradient_checkpointing
@@ -275,7 +275,7 @@ class Distillation(Method):
         return partial(TaughtLoader, teacher_cache=self.options.teacher_cache) if self.options.teacher_cache else make
 
     def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
-        """A cache must have all samples of the run, or all of its epochs, after which they repeat."""
+        """Raise UsageError unless a cache covers all samples of the run, or all of its epochs, which then repeat."""
         if not self.options.teacher_cache:
             return ()
         loader, num_samples = stream.loader, stream.plan.samples()

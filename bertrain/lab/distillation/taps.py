@@ -1,4 +1,4 @@
-"""Hooks that keep what passes through some layers of a model: hidden states, queries, keys and values."""
+"""Hooks that store the activations of some layers of a model: hidden states, queries, keys and values."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bertdata.support import UsageError
 from bertrain.models.families import FAMILIES, layers_of
 
 READABLE = {
-    "deberta": "hidden",  # one map makes queries, keys and values head by head
-    "deberta-v2": "hidden",  # maps are called twice, for relative positions too
-    "convbert": "hidden",  # as do its convolutions; attention has fewer heads than the configuration says
-    "phi3": "hidden",  # one map makes queries, keys and values, which may have fewer heads
-    "fnet": "hidden",  # Fourier transforms
+    "deberta": "hidden",  # one map for queries, keys and values, interleaved by head
+    "deberta-v2": "hidden",  # maps are called twice, once for relative positions
+    "convbert": "hidden",  # convolutions use its maps, too; attention has fewer heads than the configuration says
+    "phi3": "hidden",  # one map for queries, keys and values, which may have fewer heads
+    "fnet": "hidden",  # Fourier transforms instead of attention
     "squeezebert": None,  # its layers have hidden states as [B, H, T]
     "flaubert": None,  # a layer is not one module
     "xlm": None,
 }
-"""What --distil can read, by type of model: hidden states alone, or nothing.
+"""model_type → what --distil can read: only hidden states, or nothing (None).
 
-Of other types in FAMILIES also attention: queries, keys and values. Of types that are not in FAMILIES nothing.
+For other types in FAMILIES it can also read queries, keys and values; for types outside FAMILIES, nothing.
 """
 _PROJECTIONS = (
     ("query", "key", "value"),
@@ -35,16 +35,16 @@ _PROJECTIONS = (
     ("Wqkv",),
 )
 """The names of the linear maps for queries, keys and values, or of one map for all three, in attention modules."""
-EMBEDDINGS = -1  # stands for the embeddings among layer numbers
+EMBEDDINGS = -1  # the number of the embeddings among layer numbers
 
 
 def readable(model_type: str) -> str | None:
-    """What --distil can read of a type of model: "attention", "hidden" or nothing."""
+    """Return what --distil can read from a model of this type: "attention", "hidden" or None."""
     return READABLE.get(model_type, "attention" if model_type in FAMILIES else None)
 
 
 def check(model: PreTrainedModel, *, hidden: bool) -> None:
-    """Raises UsageError where a model's family cannot be tapped for hidden states, or else for relations."""
+    """Raise UsageError if hidden states (`hidden`), or else queries, keys and values, of a model are not readable."""
     taps = readable(model.config.model_type) if layers_of(model) else None
     if taps is None or not (hidden or has_attention(model)):
         sentence = (
@@ -65,20 +65,20 @@ def projections_of(layer: Module) -> list[Module]:
 
 
 def has_attention(model: PreTrainedModel) -> bool:
-    """Whether the queries, keys and values of every layer of a model can be read."""
+    """Return whether the queries, keys and values of every layer of a model can be read."""
     return readable(model.config.model_type) == "attention" and all(projections_of(layer) for layer in layers_of(model))
 
 
 class Taps:
-    """What passed through some layers in the last forward pass.
+    """Activations of some layers in the last forward pass.
 
-    hidden: layer number → its output [B, T, H], EMBEDDINGS for what enters the first layer; empty unless requested, and
-    None before the first pass and after `forget`. Raises UsageError for several layers that are one
+    hidden: layer number → its output [B, T, H], EMBEDDINGS → the input of the first layer. It is empty unless
+    requested; values are None before the first pass and after `forget`. Raises UsageError if several layers are one
     module. Call `check` first.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], *, hidden: bool) -> None:
-        # All names are there from the start: torch.compile would compile again for a dictionary that has grown.
+        # The dictionary has all names from the start: torch.compile would compile again if it grew.
         self.hidden: dict[Any, Any] = dict.fromkeys(layers) if hidden else {}
         self._projected: dict[Any, Any] = {}
         all_layers = layers_of(model)
@@ -98,12 +98,12 @@ class Taps:
                     module.register_forward_hook(_keep_in(self._projected, (number, part)), with_kwargs=True)
 
     def forget(self) -> None:
-        """Release the tensors, which otherwise stay in memory as outputs, with a gradient, of a compiled graph."""
+        """Release the tensors. As outputs of a compiled graph with gradients, they would stay in memory."""
         for store in (self.hidden, self._projected):
             store.update(dict.fromkeys(store))
 
     def projections(self, layer: int) -> list[torch.Tensor]:
-        """Queries, keys and values of a layer, [B, T, width] each, before any rotation by position."""
+        """Return queries, keys and values of a layer, [B, T, width] each, before rotation by position."""
         if self._is_fused:
             return list(self._projected[layer, 0].chunk(3, -1))
         return [self._projected[layer, part] for part in range(3)]
@@ -111,7 +111,7 @@ class Taps:
 
 def _keep_in(store: dict[Any, torch.Tensor], name: Any) -> Callable[..., None]:
     def keep(module: torch.nn.Module, inputs: Any, named_inputs: dict[str, Any], output: Any) -> None:
-        # A backward pass may compute a layer again, after `forget`: what is kept then stays until the next step.
+        # A backward pass may recompute a layer after `forget`. A tensor kept then would stay until the next step.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # noqa: SLF001
             kept = output if name != EMBEDDINGS else inputs or named_inputs["hidden_states"]
             store[name] = kept[0] if isinstance(kept, tuple) else kept

@@ -1,11 +1,11 @@
-"""Write a teacher's answers to exactly the masked samples that a student will see.
+"""Write a teacher's answers for exactly the masked samples that a student will see.
 
     python -m bertrain teacher --model big/ --data shards/ --out logits/ --variants 4
     torchrun --nproc-per-node 8 -m bertrain teacher --model big/ --data shards/ --out logits/ --max-samples 10000000
     torchrun --nproc-per-node 8 -m bertrain.pretrain --data shards/ --out run/ --teacher-cache logits/
 
-Masks are a function of seed, variant and sample, so they are known before any student exists. Interrupted, the same
-command continues, on any number of ranks. docs/format.md says what is written, docs/determinism.md which samples.
+Masks are a function of seed, variant and sample, so they are known before any student exists. After a stop, the same
+command continues, on any number of ranks. docs/format.md specifies the files, docs/determinism.md the samples.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from bertrain.ranks import LONGEST_WAIT, World, world
 from bertrain.recipes import file_of
 from bertrain.trainer import autocast_of
 
-LIMIT_BYTES = 10 * 10**9  # more needs --yes
-MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable; else units are larger
+LIMIT_BYTES = 10 * 10**9  # a larger cache needs --yes
+MOST_UNITS = 100_000  # limit, as a unit takes 600 bytes in cache.json; units become larger instead
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Options):
-    """Which predictions of which teacher are stored, for which rows."""
+    """Options: the teacher, its rows, and the predictions to store."""
 
     model: str = option("", TEXT, required=True)
     """The teacher: a run directory, or any directory with a masked LM in it."""
@@ -87,7 +87,7 @@ class Asked(Options):
 
 
 def _student(options: Asked) -> Config:
-    """Return the options of the student's rows. Raises UsageError for a recipe with phases of different rows."""
+    """Return the options of the student's rows. Raises UsageError if the phases of a recipe have different rows."""
     recipe = read_options(file_of(options.recipe)) if options.recipe else {}
     if any(phase.keys() & {*OF_ROWS} for phase in recipe.get("phase", ())):
         sentence = f"--recipe {options.recipe} changes its rows along the run, and a cache cannot; give another"
@@ -102,15 +102,15 @@ def _student(options: Asked) -> Config:
 
 
 class _Predictor:
-    """The student's stream, the teacher, and the header that names both, on one rank."""
+    """The student's stream and the teacher on one rank, and the header of the cache."""
 
     def __init__(self, ranks: World, options: Asked, directory: Path) -> None:
-        """directory: of the teacher."""
+        """directory: the directory of the teacher."""
         self.ranks, self.out = ranks, Path(options.out)
         self.shards = bertdata.open(options.data)
         self.vocab_size = self.shards.special_tokens.vocab_size
         student, masking = _student(options), None
-        if begun := answers.begun(self.out):  # it is continued by the rule of its masks
+        if begun := answers.begun(self.out):  # an incomplete cache keeps its mask rule
             masking = masking_of(student).with_rule_of(begun["stream"].get("masking") or {})
         self.loader = build_loader(student, self.shards, variants=options.variants, masking=masking)
         if self.loader.num_slots == 0:
@@ -152,7 +152,7 @@ class _Predictor:
         }
 
     def plan(self, missing: list[int], *, yes: bool) -> None:
-        """Print the number of bytes. Raises UsageError past the limit or the free space, without --yes."""
+        """Print the size in bytes. Without --yes, raises UsageError if it is above the limit or the free space."""
         header, size, left = self.header, answers.num_bytes(self.header), answers.num_bytes(self.header, missing)
         units = answers.num_units(header)
         click.echo(
@@ -166,7 +166,7 @@ class _Predictor:
             raise UsageError(sentence, "missing", option="yes", given=str(self.out))
 
     def unit(self, number: int) -> None:
-        """Make one unit, in forward passes that depend on its number alone."""
+        """Compute one unit, in forward passes that depend only on its number."""
         first, stop = answers.rows_of(self.header, number)
         size = self.header["batch_samples"]
         pieces = (self._predict(np.arange(start, min(start + size, stop))) for start in range(first, stop, size))
@@ -174,7 +174,7 @@ class _Predictor:
 
     @torch.no_grad()
     def _predict(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
-        """Return the teacher's answers to the samples at stream positions, and their counts."""
+        """Return the teacher's answers for the samples at stream positions, and their counts."""
         batch = self.loader.read(positions)
         piece = next(micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
         used = (piece["targets"] != bertdata.IGNORE_INDEX).unsqueeze(-1)
@@ -192,7 +192,7 @@ class _Predictor:
             top.clamp(min=answers.LEAST).where(used, 0.0).half().cpu().numpy(),
             tails.clamp(answers.LEAST, 0.0).where(used, 0.0).half().squeeze(-1).cpu().numpy(),
         )
-        missing = self.header["slots"] - used.shape[1]  # rows in which less is masked have fewer slots
+        missing = self.header["slots"] - used.shape[1]  # rows with fewer masks have fewer slots
         kept = answers.Answers(*(np.pad(x, [(0, 0), (0, missing), (0, 0)][: x.ndim]) for x in arrays))
         counts = {
             "samples": positions.size,
@@ -204,7 +204,7 @@ class _Predictor:
 
 
 def _verify(context: click.Context, option: click.Parameter, path: str | None) -> None:
-    """Check the cache that --verify names, and end the command."""
+    """Verify the cache in --verify, and end the command."""
     if path is None:
         return
     if faults := [*answers.verify(Path(path))]:
@@ -243,8 +243,8 @@ def main(*, yes: bool, **flags: Any) -> None:
 
         ranks.on_first(lock)
         if ranks.rank == 0:
-            stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes whoever wrote it
-        # Rank 0 chooses the checkpoint, because a run under way writes newer ones.
+            stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes for any writer
+        # Rank 0 chooses the checkpoint, because a running one writes more.
         directory = ranks.from_first(lambda: checkpoint.find(Path(options.model)))
         predictor = ranks.together(lambda: _Predictor(ranks, options, directory))
         missing = ranks.from_first(lambda: answers.begin(out, predictor.header))  # so all ranks share the same units

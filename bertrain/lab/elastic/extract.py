@@ -2,8 +2,8 @@
 
     bertrain extract --checkpoint run/ --layers 4 --width 192 --heads 3 --feed-forward 384 --out small/
 
-Its logits are those that it has inside the large model, and it may be trained further: bertrain pretrain --init small/.
-docs/subnetworks.md says which sub-networks there are.
+Its logits are the same as inside the large model. To train it further: bertrain pretrain --init small/.
+docs/subnetworks.md lists the possible sub-networks.
 """
 
 from __future__ import annotations

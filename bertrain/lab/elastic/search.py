@@ -2,9 +2,9 @@
 
     bertrain search --checkpoint run/ --data shards/ --latency 5ms --trials 60 --out search/
 
-A trial measures the loss of one sub-network on fixed samples with fixed masks. Its latency is measured before: the
-median time of the encoder's forward pass on this machine. OUT/trials.jsonl has a line for every sub-network that was
-measured. It is not measured again, so a search may be stopped at any time. OUT/search.png shows loss against latency.
+The latency of a sub-network is the median time of the encoder's forward pass on this machine. If it is low enough, a
+trial measures the loss on fixed samples with fixed masks. OUT/trials.jsonl has a line for every measured sub-network,
+which is not measured again, so a search may be stopped at any time. OUT/search.png shows loss against latency.
 docs/subnetworks.md has the rules.
 """
 
@@ -42,12 +42,12 @@ from bertrain.models.encoder import Encoder
 from bertrain.options import COUNT, COUNT_OR_0, TEXT, Check, Kind, Options, choice, flag, option
 from bertrain.ranks import World, world
 
-FIRST = 10  # random trials before evolution begins; Yin et al. (2021) have 25, of many more
-EXPLORE, MUTATION = 0.5, 0.25  # as they have them
-CHILDREN = 100  # in a row without a new trial are enough
-DRAWS = 1000  # in a row without a new trial end a search
-WARMUP, REPEATS = 3, 15  # passes before a latency is measured, and passes that are measured
-SHOWN = 10  # trials that are printed
+FIRST = 10  # random trials before evolution begins; Yin et al. (2021) have 25 in longer searches
+EXPLORE, MUTATION = 0.5, 0.25  # as in Yin et al. (2021)
+CHILDREN = 100  # after this number of children in a row without a new trial, sample at random
+DRAWS = 1000  # after this number of samples in a row without a new trial, end the search
+WARMUP, REPEATS = 3, 15  # forward passes before the measurement, and measured ones
+SHOWN = 10  # trials to print
 METHODS = ("evolution", "random")
 Measure = Callable[[Sizes], float]
 TRIALS, SETTINGS, PICTURE = "trials.jsonl", "search.json", "search.png"
@@ -62,7 +62,7 @@ def _milliseconds(given: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(Options):
-    """What is searched, and how it is evaluated."""
+    """Options: the search space, the latency limit, and the evaluation."""
 
     checkpoint: str = option("", TEXT, required=True)
     """A run that was trained with --elastic."""
@@ -90,10 +90,10 @@ class SearchOptions(Options):
 
 
 def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Sizes:
-    """Return draw `number` of a search, a function of the arguments alone.
+    """Return sample `number` of a search, a pure function of the arguments.
 
-    best: the sub-network that it is a child of: each of its sizes goes to the next smaller or larger value of the space
-    with probability 1/4. None: any of the space.
+    best: the parent sub-network: each size moves to the next smaller or larger value of the space with probability 1/4.
+    None: sample from the complete space.
     """
     draw = np.random.default_rng(bertdata.key(seed, "search", number))
     if best is None:
@@ -109,17 +109,17 @@ def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Si
 
 
 def search(space: Space, latency: Measure, loss: Measure, options: SearchOptions, limit: float) -> dict[Sizes, float]:
-    """Return the sub-networks that were tried, in their order, with their losses.
+    """Return the tried sub-networks, in order, with their losses.
 
-    Sub-networks are sampled until --trials have a latency of at most `limit` ms; only of these the loss is measured.
-    All samples of `random` are from the complete space. So are the first 10 trials of `evolution`; each later trial is,
-    with probability 1/2, from the complete space, else a child of the best so far (or from the complete space where 100
-    children give no new trial). So the first trials of a longer search are those of a shorter one. Fewer trials come
-    back where 1,000 samples in a row give no new one.
+    Sub-networks are sampled until --trials have a latency of at most `limit` ms; the loss is measured only for these.
+    All samples of `random` are from the complete space, and so are the first 10 trials of `evolution`. Each later trial
+    is, with probability 1/2, from the complete space, else a child of the best so far (or from the complete space if
+    100 children in a row are not new). So a longer search begins with the trials of a shorter one. A search ends early
+    after 1,000 samples in a row that are not new.
     """
     losses: dict[Sizes, float] = {}
     trials, seed = options.trials, options.seed
-    number, last = 0, 0  # of the next sample, and of that which gave the last trial
+    number, last = 0, 0  # number of the next sample, and that after the last trial
     with tqdm(total=trials, unit="trial", leave=False, disable=None) as bar:
         while len(losses) < trials and number - last < DRAWS:
             evolves = options.method == "evolution" and len(losses) >= FIRST and number - last < CHILDREN
@@ -136,7 +136,7 @@ def search(space: Space, latency: Measure, loss: Measure, options: SearchOptions
 
 @torch.no_grad()
 def cost(encoder: Encoder, *, rows: int, length: int) -> dict[str, Any]:
-    """Return the parameters, and the median time in ms of a forward pass for `rows` rows of `length` tokens."""
+    """Return the number of parameters, and the median time in ms of a forward pass of `rows` × `length` tokens."""
     device = encoder.model.device
     places = torch.arange(length, device=device).expand(rows, -1)
     ids = places % encoder.model.config.vocab_size
@@ -152,9 +152,9 @@ def cost(encoder: Encoder, *, rows: int, length: int) -> dict[str, Any]:
 
 
 class Measurements:
-    """Numbers of sub-networks. Each is measured once, and kept in trials.jsonl.
+    """Measured values of sub-networks, each measured once and stored in trials.jsonl.
 
-    settings: what the numbers depend on. Raises UsageError if those in the directory were measured with other ones.
+    settings: all settings that affect them. Raises UsageError if the directory has values from other settings.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
@@ -169,7 +169,7 @@ class Measurements:
                 sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give another --out"
                 raise UsageError(sentence, "other-settings", option="out", given=str(out))
             for line in self._path.read_text(errors="replace").splitlines():
-                # a line may be cut off as the process died, or damaged as the power failed
+                # a crash may cut off a line, and a power cut may damage it
                 with suppress(ValueError, KeyError, TypeError, RecursionError):
                     entry = json.loads(line)
                     self.entries[Sizes(*(entry[name] for name in Sizes._fields))] = entry
@@ -177,7 +177,7 @@ class Measurements:
         write_file(self._path, "".join(json.dumps(entry) + "\n" for entry in self.entries.values()).encode())
 
     def get(self, sizes: Sizes, name: str, measure: Callable[[], Mapping[str, Any]]) -> float:
-        """Return a number of a sub-network. measure: gives it and others, by name."""
+        """Return a value of a sub-network. measure: measures it and others, by name."""
         known = self.entries.get(sizes, sizes._asdict())
         if name not in known:
             known = self.entries[sizes] = {**known, **measure()}
@@ -187,7 +187,7 @@ class Measurements:
 
 
 def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) -> None:
-    """Draw loss against latency of the trials, the best first."""
+    """Plot loss against latency of the trials, best first."""
     figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
     axis.scatter(*zip(*((e["latency_ms"], e["loss"]) for e in entries), strict=True), s=12, label="trials")
     axis.scatter(entries[0]["latency_ms"], entries[0]["loss"], s=60, marker="*", color="C3", label="best")
@@ -263,7 +263,7 @@ def main(*, as_json: bool, **flags: Any) -> None:
 
 
 def _judge(small: Encoder, *, shards: bertdata.Dataset, ranks: World, split: str, **samples: Any) -> dict[str, Any]:
-    """Return the loss and the accuracy of a sub-network."""
+    """Return the loss and accuracy of a sub-network."""
     result = evaluate(small, shards, ranks, split=split, **samples)
     if result is None or result["loss"] is None:
         sentence = f"the split {split} of {shards.path} is too short to mask; choose another with --split"

@@ -34,10 +34,10 @@ EXAMPLE = "layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64"
 
 
 class Sizes(NamedTuple):
-    """The four numbers in which sub-networks differ."""
+    """The four sizes that define a sub-network."""
 
     layers: int
-    width: int  # of hidden states
+    width: int  # width of hidden states
     heads: int
     feed_forward: int  # width inside a layer
 
@@ -54,7 +54,7 @@ def sizes_of(config: PreTrainedConfig) -> Sizes:
 
 
 def check(config: PreTrainedConfig, sizes: Sizes) -> None:
-    """Raise UsageError for sizes that no sub-network of a model has."""
+    """Raise UsageError for sizes that no sub-network of a model can have."""
     full = sizes_of(config)
     too_large = [name for name, size, most in zip(Sizes._fields, sizes, full, strict=True) if not 1 <= size <= most]
     if too_large or not _heads_fit(config, sizes.width, sizes.heads):
@@ -63,7 +63,7 @@ def check(config: PreTrainedConfig, sizes: Sizes) -> None:
 
 
 def _heads_fit(config: PreTrainedConfig, width: int, heads: int) -> bool:
-    """Return whether a sub-network may have a width with so many heads."""
+    """Return whether a sub-network may combine a width and a number of heads."""
     each, rest = divmod(width, heads)
     most = config.hidden_size // config.num_attention_heads
     return rest == 0 and (each <= most if HEADS[config.model_type] == "any" else each == most)
@@ -73,10 +73,10 @@ def _heads_fit(config: PreTrainedConfig, width: int, heads: int) -> bool:
 
 
 class Space:
-    """The sub-networks that a run trains, numbered from 0: all sizes that --elastic names, where width and heads fit.
+    """The sub-networks that a run trains, numbered from 0: all sizes in --elastic for which width and heads fit.
 
-    text: ranges FIRST:LAST or FIRST:LAST:STEP by the names of Sizes, with commas between; the last is the model's. What
-    is not named is the model's. config: that of the model. Raises UsageError for anything else.
+    text: ranges FIRST:LAST or FIRST:LAST:STEP by the names of Sizes, with commas between; each last value is the
+    model's. Sizes without a range are the model's. config: the model's configuration. Raises UsageError if invalid.
     """
 
     def __init__(self, text: str, config: PreTrainedConfig) -> None:
@@ -106,12 +106,12 @@ class Space:
         return fits and sizes.layers in self._layers and sizes.feed_forward in self._inner
 
     def pick(self, seed: int, step: int, index: int) -> Sizes:
-        """Return the sub-network `index` of a step: a function of these numbers alone, each as likely as any other."""
+        """Return the sub-network `index` of a step: a function of these numbers only, and uniform over the space."""
         return self[key(seed, "subnet", step, index) % len(self)]
 
 
 def _ranges(text: str) -> dict[str, range]:
-    """Return the ranges of --elastic by name. Raises UsageError for anything else."""
+    """Return the ranges in --elastic by name. Raises UsageError for an invalid text."""
     ranges: dict[str, range] = {}
     for part in map(str.strip, text.split(",")):
         match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part)
@@ -138,13 +138,13 @@ def _configuration(config: PreTrainedConfig, sizes: Sizes) -> PreTrainedConfig:
 
 
 def skeleton(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel:
-    """A sub-network without weights: its tensors have shapes alone. It is called with `slices` in their place."""
+    """Return a sub-network whose tensors have shapes but no data. To call it, replace them by `slices`."""
     with torch.device("meta"):
         return type(model)(_configuration(model.config, sizes))
 
 
 def slices(model: PreTrainedModel, small: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors of a sub-network by name: views of the model's, or copies where its heads are narrower.
+    """Return the tensors of a sub-network by name: views of the model's, or copies if its heads are narrower.
 
     Gradients reach the model's parameters through them. small: the sub-network, or its `skeleton`.
     """
@@ -159,7 +159,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _groups(name: str, heads: tuple[int, int]) -> dict[int, tuple[int, int]]:
-    """Dimension of a tensor → how many groups lie in it one after the other, and how many of them are taken."""
+    """Return dimension of a tensor → (number of consecutive groups in it, number of groups to use)."""
     module = name.split(".")[-2]
     if module in FUSED:
         return {0: (FUSED[module], FUSED[module])}
@@ -169,7 +169,7 @@ def _groups(name: str, heads: tuple[int, int]) -> dict[int, tuple[int, int]]:
 
 
 def _first(tensor: torch.Tensor, shape: torch.Size, groups: dict[int, tuple[int, int]]) -> torch.Tensor:
-    """The part of a tensor that has the given shape: the first of each dimension, or of each group that is taken."""
+    """Return the part of a tensor with a given shape: the first entries of each dimension, or of each used group."""
     for dim, size in enumerate(shape):
         if tensor.shape[dim] == size:
             continue
@@ -181,8 +181,8 @@ def _first(tensor: torch.Tensor, shape: torch.Size, groups: dict[int, tuple[int,
 
 @torch.no_grad()
 def cut(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel:
-    """A sub-network as a model of its own, with copies of its weights, on the CPU. Call `check` first."""
-    with torch.random.fork_rng(devices=[]):  # the random weights that it begins with are replaced
+    """Return a sub-network as a separate model, with copies of its weights, on the CPU. Call `check` first."""
+    with torch.random.fork_rng(devices=[]):  # its random initial weights are replaced
         small = type(model)(_configuration(model.config, sizes))
     own = dict(_tensors(small))
     for name, part in slices(model, small).items():

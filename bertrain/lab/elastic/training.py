@@ -1,4 +1,4 @@
-"""Training sub-networks of one model, which share its weights (AutoTinyBERT, Yin et al., 2021; docs/subnetworks.md)."""
+"""Train sub-networks of one model that share its weights (AutoTinyBERT, Yin et al., 2021; docs/subnetworks.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bertrain.plan import Phase
 
 
 class SubNetworks(Method):
-    """Sub-networks that share the weights of the model are trained together."""
+    """Trains sub-networks that share the weights of the model."""
 
     options_type = ElasticOptions
 
@@ -35,7 +35,7 @@ class SubNetworks(Method):
         return self._learner
 
     def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
-        """Raises UsageError if --lr-scale freezes all of the sub-networks with the fewest layers."""
+        """Raise UsageError if --lr-scale freezes all parts of the sub-networks with the fewest layers."""
         small = elastic.skeleton(learner.model, self._learner.space[0])
         own = {f"model.{name}" for name, _ in small.named_parameters()}
         trained = [name for name, parameter in learner.named_parameters() if parameter.requires_grad]
@@ -57,27 +57,27 @@ class SubNetworks(Method):
 
 
 def trained_space(directory: Path) -> str:
-    """Return --elastic of the run that wrote a checkpoint; "" without it, or where no run of ours wrote it."""
+    """Return --elastic of the run that wrote a checkpoint; "" without the option, or if no run wrote the checkpoint."""
     has_state = (directory / state.TRAINER).exists()
     return str(state.read(directory).made_with.get("elastic") or "") if has_state else ""
 
 
 class Elastic(Learner):
-    """A Learner whose loss is the mean over K sub-networks: the same in all micro-batches of a step, on all ranks.
+    """A Learner whose loss is the mean over K sub-networks, the same in all micro-batches of a step and on all ranks.
 
-    Whoever calls it for logits, as evaluation does, sees the complete model. Activations of all K are kept until the
-    backward pass. No part of a sub-network is a part of this module: its tensors are slices of the model's.
+    Callers of its logits, such as evaluation, get the complete model. Activations of all K are kept until the backward
+    pass. Sub-networks are not submodules of this module: their tensors are slices of the model's.
     """
 
     def __init__(self, learner: Learner, space: str) -> None:
-        """space: its text, as --elastic has it."""
+        """space: the text of --elastic."""
         super().__init__(learner.model, learner.objectives, isolate=learner.isolate)
         self.space = Space(space, learner.model.config)
         self.leaves_unused = True
 
     def use(self, chosen: Sequence[Sizes]) -> None:
-        """Choose the sub-networks of the next passes."""
-        self._parts = []  # a plain list, so they are no modules of this one
+        """Set the sub-networks of the next passes."""
+        self._parts = []  # a plain list, so that they are no submodules
         for small in (elastic.skeleton(self.model, sizes) for sizes in chosen):
             own = {name: objective.for_submodel(small) for name, objective in self.objectives.items()}
             self._parts.append(Learner(small, own, isolate=self.isolate))
@@ -94,7 +94,7 @@ class Elastic(Learner):
 def _mean(losses: list[LossSum]) -> LossSum:
     """Return the mean of the losses of one objective.
 
-    In float32, of which a run adds thousands in float64 without rounding: so in any order, also after a restart.
+    It is float32, so a run can add thousands of them in float64 without rounding, in any order, also after a restart.
     """
     sums, correct = zip(*losses, strict=True)
     num_correct = torch.stack([torch.as_tensor(number) for number in correct]).float().mean()

@@ -1,4 +1,4 @@
-"""What a checkpoint is fine-tuned for: classes, numbers, tags, answers, choices. --task names them."""
+"""The tasks of a fine-tuning: classes, numbers, tags, answers, choices. --task names them."""
 
 from bertrain.lab.tasks import choices, spans, texts, words
 from bertrain.lab.tasks.base import Columns, Data, Example, Task
@@ -16,6 +16,6 @@ TASKS: dict[str, type[Task]] = {
     "multirc": choices.Answers,
     "wic": choices.Senses,
 }
-"""Tasks by the name that --task gives them."""
+"""Tasks by their name in --task."""
 
 __all__ = ["TASKS", "Columns", "Data", "Example", "Task"]

@@ -1,4 +1,4 @@
-"""What a task is: file → examples → rows → logits → measures."""
+"""The base class of tasks: file → examples → rows → logits → measures."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from bertrain.lab import tables
 
 
 class Columns(NamedTuple):
-    """What stands where in a file: names or numbers of columns, and what separates several labels of one cell."""
+    """The columns of a file, as names or numbers, and the separator of several labels in one cell."""
 
     text: str = "0"
     other: str = ""  # "": there is no second text
     label: str = "-1"
     separator: str = ","
-    skip: bool = False  # leave out rows that do not fit, as official files have some
+    skip: bool = False  # skip invalid rows, which some official files have
 
 
 DEFAULT = Columns()
 
 
 class Example(NamedTuple):
-    """What a task learns from a part of a file, such as a row of a table. A task says what else its parts may be."""
+    """One item to learn, from a part of a file such as a row of a table. Tasks may define other types of its fields."""
 
     text: Any  # a text
     other: Any  # a second text, or None
-    label: Any  # as it stands in the file
+    label: Any  # value in the file
     place: str  # "file, line n"
 
 
 class Data(NamedTuple):
     """Examples as rows of ids. A row is one example, or one window of its text."""
 
-    rows: list[dict[str, list[int]]]  # what tokenizer.pad takes
-    labels: torch.Tensor  # [N, …], of each row
-    gold: Any  # what `score` compares answers with
+    rows: list[dict[str, list[int]]]  # inputs of tokenizer.pad
+    labels: torch.Tensor  # [N, …], one entry for each row
+    gold: Any  # the second argument of `score`
 
 
 def same_label(label: Any) -> str:
-    """Return the text of a label, without the zeros of a whole number: "1" for 1.0."""
+    """Return the text of a label; whole numbers lose their decimals: "1" for 1.0."""
     return re.sub(r"^([-+]?\d+)\.0+$", r"\1", str(label))
 
 
 def integer(value: Any) -> int:
-    """Return an integer, which may stand as text, 1.0 or true. Raises ValueError for any other value."""
+    """Return the integer in a text, a float such as 1.0, or a bool. Raises ValueError for any other value."""
     return int(same_label(int(value) if isinstance(value, bool) else value))
 
 
 def ordered(labels: Iterable[Any]) -> list[str]:
-    """Return the different labels as texts: numbers by their value, then the others. 1 and 1.0 are one label."""
+    """Return the different labels as texts: first numbers, by value, then other texts. 1 and 1.0 are one label."""
 
     def place(name: str) -> tuple[bool, Decimal, str]:
         is_number = re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d{1,9})?", name)
@@ -66,13 +66,13 @@ def ordered(labels: Iterable[Any]) -> list[str]:
 
 
 def rows_of(encoded: Mapping[str, list[Any]]) -> list[dict[str, list[int]]]:
-    """Return what a tokenizer gave for several texts, a row for each."""
+    """Return a list of rows from a tokenizer's output for several texts."""
     return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
 
 @contextlib.contextmanager
 def _naming(place: str, kind: str, expected: str) -> Iterator[None]:
-    """Raise UsageError of a kind, naming the place, for an error of reading a different format."""
+    """Turn the errors of reading an unexpected format into a UsageError that names the place."""
     try:
         yield
     except UsageError:
@@ -87,20 +87,20 @@ def _plain(name: str) -> str:
 
 
 class Task:
-    """One kind of labels. A subclass gives the methods below, and an entry of TASKS names it."""
+    """A kind of labels. A subclass overrides the methods below, and an entry of TASKS names it."""
 
     head: Any  # the class of transformers that adds the head, such as AutoModelForSequenceClassification
     main: str  # the measure on dev that chooses the best epoch
-    names: list[str] | None = None  # of the labels, once `learn` has seen them; None: there are none
-    num_labels = 1  # without names
-    problem_type: str | None = None  # as transformers calls a kind of labels of texts
-    unlabelled = False  # whether an empty label is one
+    names: list[str] | None = None  # names of the labels, set by `learn`; None if labels have no names
+    num_labels = 1  # if there are no names
+    problem_type: str | None = None  # the name in transformers of the kind of labels of texts
+    unlabelled = False  # whether an empty label is valid
     expected = "each row needs a text and a label, and as many columns as the first row"  # for errors
-    layout = expected  # of a file that is not a table, for errors
-    second = ""  # the column of the second text by default
-    fixed: Mapping[str, str] = {}  # columns that the format of the files states, by their role
+    layout = expected  # expected format of a file that is not a table, for errors
+    second = ""  # default column of the second text
+    fixed: Mapping[str, str] = {}  # role → column, for columns that the format of files determines
     taught: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """A teacher's logits → labels that `loss` takes. None: a teacher cannot give labels of this kind."""
+    """A teacher's logits → labels for `loss`. None: this kind of labels cannot come from a teacher."""
 
     def __init__(self, columns: Columns = DEFAULT) -> None:
         text, other, label, self.separator, self.skip = columns
@@ -109,24 +109,24 @@ class Task:
         """The columns of a table that must have values, by their role: the name of an option, or of the column."""
 
     def files(self, path: str) -> list[str]:
-        """Return the files that `read` reads for one that is named."""
+        """Return the files that `read` reads for a path."""
         return [path]
 
     def parts(self, path: str) -> Iterable[tuple[Any, str]]:
-        """Return the parts of a file, as `examples` takes them, each with its place: "file, line n".
+        """Return the parts of a file, for `examples`, each with its location: "file, line n".
 
-        A part of a table is a row: values by role.
+        A part of a table is a row: role → value.
         """
         return tables.read(path, self.roles, only=True).parts()
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        """Return the examples of a part of a file. Raises an error for what does not fit."""
+        """Return the examples of a part of a file. Raises an error for an invalid part."""
         raise NotImplementedError
 
     def read(self, path: str) -> tuple[list[Example], list[str]]:
-        """Return the examples of a file, and warnings. Raises UsageError, naming file and line, for what does not fit.
+        """Return the examples of a file, and warnings. Raises UsageError, naming file and line, for an invalid part.
 
-        `skip` leaves it out instead, if anything is left.
+        With `skip`, invalid parts are skipped instead, unless no part is valid.
         """
         error = UsageError(f"{path} holds no examples; give a file that has some", "empty", given=path)
         examples, num_left = list[Example](), 0
@@ -145,10 +145,10 @@ class Task:
         return examples, [left] * bool(num_left)
 
     def checked(self, part: Any, place: str) -> list[Example]:
-        """Return the examples of a part. Raises UsageError, naming the place, for what does not fit.
+        """Return the examples of a part. Raises UsageError, naming the place, if the part is invalid.
 
-        A part needs a value for each role. With `skip` an empty text is none, and "-" is no label: annotators did not
-        agree.
+        A part needs a value for each role. With `skip` an empty text is missing, and so is the label "-", which means
+        that the annotators did not agree.
         """
         with _naming(place, "bad-row", self.expected):
             for role in self.roles:
@@ -159,22 +159,22 @@ class Task:
             return self.examples(part, place)
 
     def learn(self, train: list[Example]) -> None:
-        """Take the names of the labels from the examples to train on."""
+        """Set the names of the labels from the training examples."""
 
     def config(self) -> dict[str, Any]:
-        """Return what the configuration of the model says of the labels."""
+        """Return the entries of the model's configuration about the labels."""
         numbered = dict(enumerate(self.names or [f"LABEL_{number}" for number in range(self.num_labels)]))
         names = {"id2label": numbered, "label2id": {v: k for k, v in numbered.items()}}
         return {"num_labels": len(numbered), "problem_type": self.problem_type, **names}
 
     def keeps(self, known: Sequence[str]) -> bool:
-        """Return whether a head for these labels is one for the labels of this task, and take their order if it is.
+        """Return whether a head for these labels is usable for this task, and adopt their order if it is.
 
-        Capital and small letters are not told apart, and LABEL_0, the name by default, is the label 0.
+        Letter case is ignored, and LABEL_0, the name by default, is the label 0.
         """
         if self.names is None:
             return len(known) == self.num_labels
-        if sorted(map(str, known)) == sorted(self.names):  # which may differ in capitals alone
+        if sorted(map(str, known)) == sorted(self.names):  # two may differ only in letter case
             self.names = [*map(str, known)]
             return True
         own = {_plain(name): name for name in self.names}
@@ -188,17 +188,17 @@ class Task:
         raise NotImplementedError
 
     def logits(self, output: Any) -> torch.Tensor:
-        """Return what the model gives for a batch: float32 [B, …]."""
+        """Return the model's logits of a batch: float32 [B, …]."""
         return output.logits.float()
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a batch. `labels` are those of its rows, as `encode` gave them."""
+        """Return the mean loss of a batch. labels: those of its rows, from `encode`."""
         raise NotImplementedError
 
     def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return what `score` needs of the logits of a batch, [B, …]."""
+        """Return the part of a batch's logits that `score` needs, [B, …]."""
         return logits
 
     def score(self, answers: list[torch.Tensor], gold: Any) -> dict[str, float]:
-        """Return measures, of the answer to each row, on the CPU."""
+        """Return measures from the answers to all rows, on the CPU. gold: from `encode`."""
         raise NotImplementedError

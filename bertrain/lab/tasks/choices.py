@@ -1,9 +1,9 @@
-"""The right one of several choices, and other tasks of SuperGLUE (Wang et al., 2019) and CLUE (Xu et al., 2020).
+"""Multiple choice, and other tasks of SuperGLUE (Wang et al., 2019) and CLUE (Xu et al., 2020).
 
-Files of choices are rows of JSON lines or Parquet, and files of C3 (Sun et al., 2020); those of suites are JSON lines.
+Choices are in JSON lines or Parquet, or in files of C3 (Sun et al., 2020); the other tasks have JSON lines.
 
-Each choice becomes a row of its own, a text and the choice, with a score: whether it is the right one. The choice with
-the highest score is the answer. So questions may have any number of choices, and every model that classifies fits.
+Each choice becomes a separate row, a text and the choice, with a score for whether it is right. The choice with the
+highest score is the answer. So questions may have any number of choices, and every classification model works.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from bertrain.lab.tasks.texts import Classification
 
 
 class Choices(Task):
-    """One of the choices of a question. An example has these in `other`, and as label the number of the right one."""
+    """One of the choices of a question. In an example, `other` has the choices, and the label is the right number."""
 
     head, main = AutoModelForSequenceClassification, "accuracy"
-    problem_type = "multi_label_classification"  # each score is a probability of its own
+    problem_type = "multi_label_classification"  # each score is a separate probability
     expected = "--other must be a list of two or more texts, and --label one of them or its number from 0"
     layout = "a list in a .json file must be that of C3; any other file has one JSON object in each line"
 
     def files(self, path: str) -> list[str]:
-        """Of C3, the name of the dialogues (d-train.json) stands for the other texts (m-train.json), too."""
+        """Return the path and, for the dialogues of C3 (d-train.json), also its other texts (m-train.json)."""
         file = Path(path)
         other = file.with_name(f"m{file.name[1:]}") if file.name.startswith("d-") and _is_list(path) else file
         return [path, *([str(other)] if other != file and other.is_file() else [])]
@@ -55,7 +55,7 @@ class Choices(Task):
             (each.text, choice, number == each.label) for each in examples for number, choice in enumerate(each.other)
         ]
         texts, others, right = (list(side) for side in zip(*rows, strict=True))
-        encoded = tokenizer(texts, others, truncation=True, max_length=length)  # cuts the longer of the two
+        encoded = tokenizer(texts, others, truncation=True, max_length=length)  # shortens the longer text of a pair
         return Data(rows_of(encoded), torch.tensor(right, dtype=torch.float32), examples), []
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -68,16 +68,16 @@ class Choices(Task):
 
 
 def _is_list(path: str) -> bool:
-    """Return whether a file of JSON is one list, as those of C3 are, and not a row a line."""
+    """Return whether a JSON file is one list, as in C3, and not one row per line."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             return path.lower().endswith(".json") and file.read(1000).lstrip().startswith("[")
     except (OSError, ValueError):
-        return False  # tables.read says what is wrong
+        return False  # tables.read reports the error
 
 
 def _of_c3(path: str) -> Iterator[tuple[Any, str]]:
-    """Yield the questions of a file of C3, a list of [lines of the text, questions, name]."""
+    """Yield the questions in a file of C3, a list of [lines of the text, questions, name]."""
     texts = reading.parsed(reading.text(path), path)
     for number, (lines, entry) in enumerate(((lines, entry) for lines, asked, *_ in texts for entry in asked), 1):
         part = {"question": entry["question"].strip(), "other": entry["choice"], "label": entry["answer"]}
@@ -101,14 +101,14 @@ class Causes(Choices):
 
 
 class _Marked(Classification):
-    """Classes of texts with marks around some words. A copy with other words would have these elsewhere."""
+    """Classes of texts with marks around some words. Copies with replaced words would move the marks."""
 
     taught = None  # type: ignore[assignment]
 
     def marked(self, text: str, spans: list[tuple[int, int, str]]) -> str:
-        """Return a text with two marks around each span, (begin, end, marks)."""
+        """Return a text with two marks around each span (begin, end, marks)."""
         ends = [end for begin, last, marks in spans for end in ((begin, 1, marks[0]), (last, 0, marks[1]))]
-        for where, _, mark in sorted(ends, reverse=True):  # from the end, so that places stay true
+        for where, _, mark in sorted(ends, reverse=True):  # from the end, so that earlier offsets stay valid
             text = text[:where] + mark + text[where:]
         return text
 
@@ -136,9 +136,9 @@ class Senses(_Marked):
 class Coreference(_Marked):
     """Whether a pronoun means a noun of its text: files of CLUEWSC (Xu et al., 2020), and of SuperGLUE's WSC.
 
-    The column `target` says where both are: span1_text at span1_index is the noun, span2_… the pronoun. CLUEWSC counts
-    characters, and SuperGLUE words between spaces. The model reads the text with _marks_ around the noun and [marks]
-    around the pronoun.
+    The column `target` has the position of both: span1_text at span1_index is the noun, span2_… the pronoun. CLUEWSC
+    counts characters, and SuperGLUE words between spaces. The model reads the text with _marks_ around the noun and
+    [marks] around the pronoun.
     """
 
     fixed = {"other": "target"}
@@ -146,12 +146,12 @@ class Coreference(_Marked):
 
     def examples(self, part: Any, place: str) -> list[Example]:
         text, target = text_of(part["text"]), part["other"]
-        firsts = dict(enumerate(match.start() for match in re.finditer(r"\S+", text)))  # of words
+        firsts = dict(enumerate(match.start() for match in re.finditer(r"\S+", text)))  # word number → offset
         words = [str(target[f"{span}_text"]) for span in ("span1", "span2")]
         indices = [integer(target[f"{span}_index"]) for span in ("span1", "span2")]
         for starts in ([firsts.get(index, -1) for index in indices], indices):
             spans = [(begin, begin + len(word)) for begin, word in zip(starts, words, strict=True)]
-            there = [text[begin:end].lower() if begin >= 0 else "" for begin, end in spans]  # WSC has other capitals
+            there = [text[begin:end].lower() if begin >= 0 else "" for begin, end in spans]  # WSC has other letter case
             if all(words) and there == [word.lower() for word in words]:
                 marks = [(*span, mark) for span, mark in zip(spans, ("__", "[]"), strict=True)]
                 return [Example(self.marked(text, marks), None, part["label"], place)]
@@ -159,10 +159,10 @@ class Coreference(_Marked):
 
 
 class Answers(Classification):
-    """Which of several answers to a question about a text are right, any number of them: files of MultiRC.
+    """Which answers to a question about a text are right, any number of them: files of MultiRC (Khashabi et al., 2018).
 
-    (Khashabi et al., 2018.) A row is the text, and a question with one answer. exact_match: the share of questions
-    whose answers are all judged rightly.
+    A row is the text, and a question with one answer. exact_match: the share of questions for which the model judges
+    all answers correctly.
     """
 
     main = "f1"
@@ -183,7 +183,7 @@ class Answers(Classification):
         return data._replace(gold=(data.labels, [example.place for example in examples])), warnings
 
     def score(self, answers: list[torch.Tensor], gold: Any) -> dict[str, float]:
-        labels, questions = gold  # int64 [N], and what each belongs to
+        labels, questions = gold  # int64 [N], and the question of each
         is_right = torch.stack(answers).argmax(-1) == labels
         missed = {question for question, right in zip(questions, is_right.tolist(), strict=True) if not right}
         return super().score(answers, labels) | {"exact_match": 1 - len(missed) / len({*questions})}

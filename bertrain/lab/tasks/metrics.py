@@ -1,4 +1,4 @@
-"""The measures that tasks are judged by, from 0 to 1 (correlations from −1), as their usual programs compute them."""
+"""The measures of tasks, from 0 to 1 (correlations from −1), computed as in the standard programs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _WORD = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]|[^\s\u3400-\u9fff\uf900-\ufaff
 
 
 def classification(predicted: np.ndarray, labels: np.ndarray, num_labels: int, positive: int = 1) -> dict[str, float]:
-    """Return accuracy, f1 and mcc. f1: of the positive label of two, else the mean over labels that occur on a side.
+    """Return accuracy, f1 and mcc. f1: of the positive label if there are two, else the mean over labels that occur.
 
-    F1 of a label that does not occur is 0, and so is Matthews' correlation of a constant (Gorodkin, 2004).
+    F1 of a label that never occurs is 0, and so is Matthews' correlation of a constant (Gorodkin, 2004).
     """
     table = np.zeros((num_labels, num_labels))
     np.add.at(table, (labels, predicted), 1)
@@ -35,7 +35,7 @@ def classification(predicted: np.ndarray, labels: np.ndarray, num_labels: int, p
 
 
 def multilabel(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Bools [N, L] each → micro_f1, macro_f1 (F1 of a label nobody has is 0), and the share of rows wholly right."""
+    """Return micro_f1, macro_f1 (0 for labels that never occur) and accuracy of complete rows. Bool [N, L] each."""
     both, either = (predicted & labels).sum(0), predicted.sum(0) + labels.sum(0)
     return {
         "micro_f1": float(2 * both.sum() / max(1, either.sum())),
@@ -45,7 +45,7 @@ def multilabel(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def regression(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """pearson, spearman; 0 where one side is constant."""
+    """Return pearson and spearman; 0 if one side is constant."""
     return {"pearson": _correlation(predicted, labels), "spearman": _correlation(_ranks(predicted), _ranks(labels))}
 
 
@@ -56,7 +56,7 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1, equal values sharing the mean of theirs."""
+    """Return ranks from 1; equal values get the mean of their ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return ((last - counts + 1 + last) / 2)[which]
@@ -66,7 +66,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """The entities (first word, word behind the last, kind) of the tags of a sentence, as conlleval reads them.
+    """Return the entities (first word, word after the last, kind) in the tags of a sentence, as in conlleval.
 
     Tags are O, or a letter of B I E S and a kind: "B-PER". An I or E that continues no entity of its kind begins one.
     """
@@ -83,7 +83,7 @@ def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
 
 def entity_f1(predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, float]:
-    """entity_f1, precision and recall over complete entities of all sentences (Tjong Kim Sang and De Meulder, 2003)."""
+    """Return entity_f1, precision and recall over all entities (Tjong Kim Sang and De Meulder, 2003)."""
     num_right = num_predicted = num_gold = 0
     for mine, theirs in zip(map(entities, predicted), map(entities, tags), strict=True):
         num_right += len(mine & theirs)
@@ -99,12 +99,12 @@ def entity_f1(predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]])
 
 
 def _words(answer: str) -> list[str]:
-    """SQuAD's words of an answer: small letters, no punctuation, no articles. A Chinese character is a word."""
+    """Return the words of an answer as in SQuAD: lower case, no punctuation or articles; each Han character is one."""
     return _WORD.findall(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)))
 
 
 def answer(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 of an answer, each the best over the answers of people; none: "" is right (SQuAD v2)."""
+    """Return exact match and F1 of an answer, the best over the references; without any, "" is right (SQuAD v2)."""
     mine, best = _words(predicted), (0.0, 0.0)
     for theirs in map(_words, answers or [""]):
         same = sum((collections.Counter(mine) & collections.Counter(theirs)).values())

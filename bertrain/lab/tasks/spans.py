@@ -1,7 +1,7 @@
-"""Answers to questions, which stand in a text: files of SQuAD v1 and v2 (Rajpurkar et al., 2016 and 2018).
+"""Answers to questions, as spans of a text: files of SQuAD v1 and v2 (Rajpurkar et al., 2016 and 2018).
 
 A text that is longer than a row is cut into windows that overlap by a third of --length. The answer is the best span of
-all windows of a question. Where some questions to train on have no answer, "no answer" is a span too: the first token.
+all windows of a question. If some training questions have no answer, "no answer" is a span too: the first token.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from bertrain.commands import reading
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Data, Example, Task, rows_of
 
-LONGEST_QUESTION = 64  # tokens; longer ones are cut, and in rows of less than 128 those of more than half a row
-LONGEST_ANSWER = 30  # tokens of an answer that is predicted
-BEST = 20  # starts and ends of a window that are tried
+LONGEST_QUESTION = 64  # tokens; longer questions are cut, at half a row for --length below 128
+LONGEST_ANSWER = 30  # tokens in a predicted answer
+BEST = 20  # starts and ends to try in each window
 SHORTEST_ROW = 32
 
 
 class Window(NamedTuple):
     """A row: a question and a part of its context, which may be too long for one row."""
 
-    question: int  # its number
-    spans: np.ndarray  # int64 [T, 2]: the characters of the context in each token; 0, 0 where it is none
+    question: int  # number of the question
+    spans: np.ndarray  # int64 [T, 2]: characters [first, stop) of each context token; 0, 0 for others
 
 
 class Spans(Task):
     """The first and the last token of an answer.
 
-    An example has the context in `other`, and in `label` the answers, each with its first character in the context.
+    In an example, `other` is the context, and `label` the answers, each with the offset of its first character.
     """
 
     head, main = AutoModelForQuestionAnswering, "f1"
@@ -67,7 +67,7 @@ class Spans(Task):
         if length < SHORTEST_ROW:
             sentence = f"--length {length} is too short for a question and a text; give at least {SHORTEST_ROW}"
             raise UsageError(sentence, "out-of-range", option="length", given=length)
-        tokenizer.padding_side = "right"  # as the places of answers are counted from the left
+        tokenizer.padding_side = "right"  # token positions of answers count from the left
         texts, contexts, *_ = (list(column) for column in zip(*examples, strict=True))
         most = min(LONGEST_QUESTION, length // 2)
         cut = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
@@ -98,7 +98,7 @@ class Spans(Task):
         nothing = np.full(len(questions), np.inf)
         for logits, (number, spans) in zip(answers, windows, strict=True):
             scores = logits.numpy().astype(np.float64)[: len(spans)]
-            nothing[number] = min(nothing[number], scores[0].sum())  # all windows must say that there is none
+            nothing[number] = min(nothing[number], scores[0].sum())  # "no answer" must win in all windows
             score, first, last = best_span(scores, spans)
             answer = questions[number].other[spans[first, 0] : spans[last, 1]]
             best[number] = max(best[number], (score, answer), key=lambda pair: pair[0])
@@ -111,7 +111,7 @@ class Spans(Task):
 
 
 def best_span(scores: np.ndarray, spans: np.ndarray) -> tuple[float, int, int]:
-    """Return the best sum of a start and an end, and their tokens; −∞ if no token is of the context.
+    """Return the best sum of a start and an end score, and their tokens; −∞ if no token belongs to the context.
 
     scores: float64 [T, 2]. Only the BEST starts and ends are tried, and a span has 1 to LONGEST_ANSWER tokens.
     """
@@ -127,13 +127,13 @@ def best_span(scores: np.ndarray, spans: np.ndarray) -> tuple[float, int, int]:
 
 
 def _labels(windows: list[Window], questions: list[Example]) -> list[tuple[int, int]]:
-    """Return the first and the last token of each window's first answer; 0, 0 if it does not hold all of its tokens.
+    """Return the first and last token of each window's first answer; 0, 0 if the window lacks some of its tokens.
 
     Characters without a token, such as white space and soft hyphens, may be at both ends of an answer. White space
     there never counts, as tokens may begin with the space before a word.
     """
     places: list[tuple[int, int]] = []
-    ends: dict[int, tuple[int, int]] = {}  # of a question → the characters from its first token to its last one
+    ends: dict[int, tuple[int, int]] = {}  # question → character span of its answer's tokens
     for number, spans in windows:
         begin, text = (questions[number].label or [(0, "")])[0]
         begin, end = begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())

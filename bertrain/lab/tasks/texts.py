@@ -15,11 +15,11 @@ from bertrain.lab.tables import text_of
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Data, Example, Task, ordered, rows_of, same_label
 
-LARGEST = 1e18  # number to learn; in float32 a batch has a finite sum of squares
+LARGEST = 1e18  # largest number to learn: in float32 the sum of squares of a batch is finite
 
 
 class _Texts(Task):
-    """A text, or two, and its label. A subclass says what labels are."""
+    """A text, or a pair of texts, and its label. A subclass defines the labels."""
 
     head = AutoModelForSequenceClassification
 
@@ -34,7 +34,7 @@ class _Texts(Task):
         return Data(rows_of(encoded), labels, labels), []
 
     def number(self, example: Example) -> Any:
-        """Return a label as a number, or several. Raises UsageError, naming the place, for one that is not known."""
+        """Return a label as a number, or several. Raises UsageError, naming the place, for an unknown label."""
         return self.number_of(str(example.label), example.place)
 
     def number_of(self, label: str, place: str) -> int:
@@ -56,7 +56,7 @@ class Classification(_Texts):
         self.names = ordered(example.label for example in train)
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, labels)  # of numbers [B], or a teacher's probabilities [B, classes]
+        return F.cross_entropy(logits, labels)  # labels: numbers [B], or a teacher's probabilities [B, classes]
 
     def taught(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.softmax(-1)
@@ -64,12 +64,12 @@ class Classification(_Texts):
     def score(self, answers: list[torch.Tensor], gold: Any) -> dict[str, float]:
         logits = torch.stack(answers)
         names = self.names or []
-        second = names.index(ordered(names)[1]) if len(names) == 2 else 1  # whatever the order of a kept head
+        second = names.index(ordered(names)[1]) if len(names) == 2 else 1  # for any order of an existing head
         return metrics.classification(logits.argmax(-1).numpy(), gold.numpy(), logits.shape[1], second)
 
 
 class Pairs(Classification):
-    """One of several classes, of two texts: classification that needs the second."""
+    """One of several classes for a pair of texts: classification that requires the second text."""
 
     second = "1"
 
@@ -81,7 +81,7 @@ class Regression(_Texts):
 
     def number(self, example: Example) -> float:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if abs(number := float(example.label)) <= LARGEST:  # not NaN
+            if abs(number := float(example.label)) <= LARGEST:  # false for NaN
                 return number
         sentence = f"{example.place}: --task regression needs labels from -1e18 to 1e18, not {example.label!r}"
         raise UsageError(f"{sentence}; correct it, or give another --task", "bad-row")
@@ -97,13 +97,13 @@ class Regression(_Texts):
 
 
 class Multilabel(_Texts):
-    """Any number of labels, also none. A label is predicted where its probability is above one half."""
+    """Any number of labels, including none. A label is predicted if its probability is above one half."""
 
     main, problem_type, unlabelled = "micro_f1", "multi_label_classification", True
     expected = 'several labels must have separators between them, or be a JSON list such as ["a", "b"]'
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        """A label is a list, a JSON list, or names with separators between them."""
+        """Return the examples of a part. A label is a list, a JSON list, or names with separators between them."""
         labels = part["label"]
         if isinstance(labels, str) and not labels.lstrip().startswith("["):
             labels = [label.strip() for label in labels.split(self.separator) if label.strip()]

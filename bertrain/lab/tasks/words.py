@@ -1,6 +1,6 @@
 """Tags of words: parts of speech, or entities.
 
-A file is CoNLL-like (a word a line, columns between tabs or spaces, a blank line between sentences; also compressed),
+A file is CoNLL-like (a word per line, columns between tabs or spaces, a blank line between sentences; also compressed),
 or JSON lines or Parquet with a list of words and a list of tags in a row.
 """
 
@@ -21,7 +21,7 @@ from bertrain.commands import reading
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Data, Example, Task, ordered, rows_of
 
-_MARKER = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
+_MARKER = "-DOCSTART-"  # the word between documents in CoNLL-2003
 _LETTER = "(?P<letter>[BIESLUMW])"
 _FORMS = (
     re.compile(_LETTER + "[-_:./|](?P<kind>.+)", re.IGNORECASE),  # B-LOC
@@ -29,15 +29,15 @@ _FORMS = (
     re.compile(_LETTER + "(?P<kind>)", re.IGNORECASE),  # B
     re.compile("(?P<letter>)(?P<kind>.+)"),  # LOC
 )
-"""How the tags of entities may be written. A file has one of these forms."""
+"""The possible forms of entity tags. All tags of a file have the same form."""
 _LETTERS = {"": "I", "L": "E", "U": "S", "M": "I", "W": "S"}
 """A letter of BILOU or BMEW → the letter of BIOES with the same meaning."""
 
 
 class Words(Task):
-    """A tag for each word. It is learned and predicted at the word's first token.
+    """A tag for each word, which is learned and predicted at the word's first token.
 
-    An example is a sentence: lists of words as text and of tags as label.
+    An example is a sentence: `text` is a list of words, `label` a list of tags.
     """
 
     head = AutoModelForTokenClassification
@@ -61,7 +61,7 @@ class Words(Task):
         self.main = "entity_f1" if self.form else "accuracy"
 
     def encode(self, tokenizer: Any, examples: list[Example], length: int) -> tuple[Data, list[str]]:
-        tokenizer.padding_side = "right"  # as labels are padded
+        tokenizer.padding_side = "right"  # because labels are padded on the right
         texts = [" ".join(sentence.text) for sentence in examples]
         encoded = tokenizer(texts, truncation=True, max_length=length, return_offsets_mapping=True)
         offsets = encoded.pop("offset_mapping")
@@ -92,7 +92,7 @@ class Words(Task):
         return logits.argmax(-1)
 
     def score(self, answers: list[torch.Tensor], gold: Any) -> dict[str, float]:
-        """gold: the sentences, and of each row a word's number → the place of its first token."""
+        """Return measures. gold: the sentences, and for each row word number → index of its first token."""
         predicted, tags, names = [], [sentence.label for sentence in gold[0]], self.names or []
         num_right = 0
         for answer, theirs, firsts in zip(answers, tags, gold[1], strict=True):
@@ -108,15 +108,15 @@ class Words(Task):
 
 
 def _form_of(train: list[Example], names: list[str]) -> re.Pattern[str] | None:
-    """Return how tags of entities are written; None if they are not tags of entities.
+    """Return the form of entity tags; None if the tags are not entity tags.
 
-    Raises UsageError, which names the sentence, for a tag without a letter among tags with one.
+    Raises UsageError, which names the sentence, if only some tags have a letter such as B.
     """
     inside = [name for name in names if name.upper() != "O"]
     for form in _FORMS[:-1] if inside else ():
         if all(form.fullmatch(name) for name in inside):
             return form
-    begin = "[BI][-_:./|]" if len(inside) < len(names) else "[BI]-"  # without O they may be parts of speech
+    begin = "[BI][-_:./|]" if len(inside) < len(names) else "[BI]-"  # without O, they may be parts of speech
     if any(re.match(begin, name, re.IGNORECASE) for name in inside):
         wrong = {name for name in inside if not _FORMS[0].fullmatch(name)}
         tag, place = next((tag, s.place) for s in train for tag in s.label if tag in wrong)
@@ -126,7 +126,7 @@ def _form_of(train: list[Example], names: list[str]) -> re.Pattern[str] | None:
 
 
 def _bioes(tag: str, form: re.Pattern[str]) -> str:
-    """Return a tag of an entity as `metrics.entities` reads it; a tag of a different form as it is."""
+    """Return an entity tag in the form of `metrics.entities`; a tag of a different form is unchanged."""
     if tag.upper() == "O" or not (match := form.fullmatch(tag)):
         return {"o": "O"}.get(tag, tag)
     letter = match["letter"].upper()
@@ -134,12 +134,12 @@ def _bioes(tag: str, form: re.Pattern[str]) -> str:
 
 
 def _first_tokens(words: list[str], offsets: list[tuple[int, int]]) -> dict[int, int]:
-    """Return a word's number → the place of its first token, in the words joined by spaces.
+    """Return word number → index of its first token, for words joined by spaces.
 
-    offsets: the characters of each token. A token belongs to the word that its last character is in, as the token of a
-    byte-level tokenizer may begin with the space before a word. Words that were cut off are left out.
+    offsets: the characters of each token. A token belongs to the word of its last character, as a token of a byte-level
+    tokenizer may begin with the space before a word. Words that were cut off are omitted.
     """
-    word_of = []  # of each character; −1: a space
+    word_of = []  # word number of each character; −1: a space
     for number, word in enumerate(words):
         word_of += [number] * len(word) + [-1]
     first: dict[int, int] = {}
@@ -150,15 +150,15 @@ def _first_tokens(words: list[str], offsets: list[tuple[int, int]]) -> dict[int,
 
 
 def _lines(path: str, text: str, label: str) -> Iterator[tuple[Any, str]]:
-    """Yield the sentences of a file with a word in each line, and their places.
+    """Yield the sentences of a file with a word in each line, and their locations.
 
-    Files named .conllu have comments, ranges of words and empty words, which are left out.
+    Files named .conllu have comments, ranges of words and empty words, which are skipped.
     """
     numbers, is_universal = [int(text), int(label)], ".conllu" in Path(path).name.lower()
     part, place = {"text": list[str](), "label": list[str]()}, ""
     for number, line in enumerate([*re.split("\r{,2}\n|\r", reading.text(path)), ""], 1):
         cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
-        cells = [cell.strip(" ") for cell in cells]  # any other space is part of a word
+        cells = [cell.strip(" ") for cell in cells]  # other white space is part of a word
         if is_universal and (line.startswith("#") or (any(cells) and not cells[0].isdigit())):
             continue
         if not any(cells) or _MARKER in cells:
