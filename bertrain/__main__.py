@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 
 @contextlib.contextmanager
 def leaving_at_interrupt() -> Iterator[None]:
-    """End the process at once on Ctrl-C, while only imports run.
+    """End the process immediately on Ctrl-C, while only imports run.
 
     A KeyboardInterrupt is not enough: torch imports numpy from C++, which ignores it and continues with half of numpy.
     """
@@ -61,7 +61,7 @@ COMMANDS = {
     "trace": ("commands.trace", "Print the documents of a batch of a past run."),
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
-"""Name → (module whose `main` is the command, or module:command; help)."""
+"""Name → (module with the command `main`, or module:command; help)."""
 
 
 def imported(module: str) -> ModuleType:
@@ -77,7 +77,7 @@ def imported(module: str) -> ModuleType:
 
 
 class _Commands(click.Group):
-    """The commands of COMMANDS, each imported when it is used."""
+    """The commands of COMMANDS, each imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -89,12 +89,12 @@ class _Commands(click.Group):
         try:
             return getattr(imported(module), command or "main")
         except SystemExit:
-            if ctx.resilient_parsing:  # a shell completes a line
+            if ctx.resilient_parsing:  # the shell completes a command line
                 return None
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete the names of commands, without importing them, and options."""
+        """Complete options, and the names of commands, which are not imported."""
         names = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 

@@ -1,1 +1,1 @@
-"""The commands other than `pretrain`, and what several of them need. `bertrain` lists them."""
+"""The commands except `pretrain`, and modules that several of them use. `bertrain` lists them."""

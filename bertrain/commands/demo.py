@@ -22,15 +22,15 @@ from bertrain.options import Output
 
 CORPUS_BYTES = 10_000_000
 STEPS = 1600
-THREADS = 2  # the stated seconds are for this number
+THREADS = 2  # the printed seconds are for this number
 BUILD = ("--vocab-size", "2000")
 ROWS = ("--length", "64", "--global-batch-size", "32")
 TRAIN = ("--recipe", "tiny", "--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
-MARK = ".demo"  # marks a directory that a demo has made
+MARK = ".demo"  # a file that marks the directory of a demo
 
 
 def make_or_require(out: Path) -> None:
-    """Make the directory. Raises UsageError if it cannot be made, or has files that do not belong to a demo."""
+    """Create the directory. Raises UsageError if this fails, or if the directory has files that are not from a demo."""
     try:
         make_directory(out)
         others = sorted(os.listdir(out))
@@ -64,7 +64,7 @@ def main(out: str) -> None:
     _call("bertdata", bertdata, "verify", shards)
     _call("bertrain pretrain", pretrain.main, "--data", shards, "--out", run, *ROWS, *TRAIN)
     newest = checkpoint.find(Path(run))
-    if newest.name != f"{checkpoint.STEP}{STEPS:08d}":  # a signal has ended the training, which has printed it
+    if newest.name != f"{checkpoint.STEP}{STEPS:08d}":  # a signal ended the training, which has printed a line
         return
     _call("bertrain evaluate", evaluate.main, "--checkpoint", run, "--data", shards, "--show", "4")
     click.echo(f"\nA Hugging Face checkpoint: {newest}")
@@ -73,7 +73,7 @@ def main(out: str) -> None:
 
 
 def _call(name: str, command: click.Command, *words: str) -> None:
-    """Print a command as a user types it, and run it. If it fails, the program ends."""
+    """Print a command in the form that a user types, and run it. If it fails, the program ends."""
     click.echo(f"\n$ {name} {shlex.join(words)}")
     command.main(list(words), prog_name=name, standalone_mode=False)
 

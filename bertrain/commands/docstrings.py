@@ -1,4 +1,4 @@
-"""A corpus that every machine with Python has: the docstrings of its installed packages.
+"""A corpus from every machine with Python: the docstrings of its installed packages.
 
 Each docstring of at least 200 characters is a document, without its blank lines; a blank line ends it. Repeated
 docstrings are dropped. They are ordered by a hash of the text, so any prefix is a fair sample.
@@ -24,7 +24,7 @@ DOCSTRING = re.compile(r'(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*(?:#[^\n]*)?\n\s+)[rRuU]?
 def write(path: Path, num_bytes: int) -> tuple[int, int]:
     """Write a corpus of about `num_bytes` bytes, completely or not at all. Return its numbers of docstrings and bytes.
 
-    It is smaller if the packages have less text. Reading every Python source file takes some seconds. Raises InputError
+    It is smaller if the packages have less text. Reading all Python source files takes some seconds. Raises InputError
     if there is no docstring.
     """
     texts: dict[bytes, bytes] = {}
@@ -53,7 +53,7 @@ def docstrings(path: Path) -> Iterator[str]:
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
-        return  # not every file that ends in .py is one
+        return  # not every .py file is Python source
     for match in DOCSTRING.finditer(source):
         text = inspect.cleandoc(match[1])
         if len(text) >= SHORTEST:

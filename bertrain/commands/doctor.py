@@ -2,9 +2,9 @@
 
     bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
 
-It takes the options of bertrain pretrain and builds the parts of this run. It prints the phases of the run, then PASS,
-WARN or FAIL for each check, with advice. The exit code is 1 if a check fails. If none fails, it takes 25 steps for each
-row length, batch size and number of layers, and prints the time, the memory and the disk space of the run. It leaves no
+The command accepts the options of bertrain pretrain and builds the parts of this run. It prints the phases, then PASS,
+WARN or FAIL for each check, with advice. The exit code is 1 if a check fails. If none fails, it runs 25 steps for each
+row length, batch size and number of layers, and prints the time, memory and disk space of the run. It leaves no
 file.
 """
 
@@ -37,7 +37,7 @@ from bertrain.pretrain import Pretraining, pretrain
 from bertrain.ranks import World
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
-Finding = tuple[str, str]  # verdict, sentence
+Finding = tuple[str, str]  # (verdict, message)
 WARMUP_STEPS, TIMED_STEPS = 5, 20
 
 
@@ -48,7 +48,7 @@ def build(config: Config, nproc: int) -> Pretraining:
 
 
 def check(run: Pretraining) -> Iterator[tuple[str, Finding]]:
-    """Yield the phases and the checks of a run that take no step."""
+    """Yield the phases, and the checks of a run that need no training steps."""
     plan, loader, nproc = run.stream.plan, run.stream.loader, run.ranks.world_size
     yield from (("phase", (PASS, plan.line(phase))) for phase in plan.phases)
     for path, shards in run.stream.datasets.items():
@@ -90,7 +90,7 @@ def _devices(nproc: int) -> Finding:
 
 
 def _directory(out: Path) -> Finding:
-    """Return whether a run can write to `out`, and what it resumes from."""
+    """Return the check of the output directory: whether a run can write to it, and what it resumes from."""
     if not ((parent := _existing(out)).is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         return FAIL, f"--out {out} cannot be written, because {parent} is a file or read-only; give a different --out"
     newest, damaged = checkpoint.newest(out)
@@ -101,19 +101,19 @@ def _directory(out: Path) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    """Return a path, or the first of the directories above it that exists."""
+    """Return the path if it exists, else the nearest parent directory that exists."""
     while not path.exists():
         path = path.parent
     return path
 
 
 def _shape(options: Config, ranks: int) -> tuple[int, int, int | None]:
-    """Return the row length, the rows of one of `ranks`, and the number of layers: they decide the time of a step."""
+    """Return what determines the time of a step: row length, rows on one of `ranks`, and number of layers."""
     return options.length, math.ceil(mean_rows(options) / ranks), options.flat().get("layers")
 
 
 def _trial(config: Config, out: str, ranks: int) -> Config:
-    """Return the options of a short run, with one phase for each shape of the phases of `config`."""
+    """Return the options of a short run, with one phase for each shape in the phases of `config`."""
     steps = WARMUP_STEPS + TIMED_STEPS
     tables = {_shape(each, ranks): table for each, table in zip(options_of(config), config.phase or ({},), strict=True)}
     phases = tuple(
@@ -129,11 +129,11 @@ def _trial(config: Config, out: str, ranks: int) -> Config:
 def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
     """Train for a few steps. Yield time, memory and disk space and, with `hours`, the steps that fit into 95 % of it.
 
-    Under torchrun all ranks must call it; only the first one has a plan and yields. Yields nothing if a signal stops
-    the steps.
+    Under torchrun all ranks must call it; only rank 0 has a plan and yields. It yields nothing if a signal stops the
+    steps.
     """
-    is_alone = "WORLD_SIZE" not in os.environ  # torchrun divides the rows of a step itself
-    ranks = nproc if is_alone and torch.cuda.is_available() else 1  # one process uses all cores
+    is_alone = "WORLD_SIZE" not in os.environ  # under torchrun, the rows of a step are divided already
+    ranks = nproc if is_alone and torch.cuda.is_available() else 1  # on CPUs, one process uses all cores
     parent = _existing(Path(config.out))
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=parent) as out:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -173,7 +173,7 @@ def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None)
 def _seconds(
     config: Config, plan: Plan, log: list[dict[str, Any]], clock: dict[str, float], ranks: int
 ) -> dict[str, float]:
-    """Return the seconds of a run by what they go to, without compiling. log, clock: of the trial."""
+    """Return the seconds of a run by kind of work, without compiling. log, clock: those of the trial."""
     trained, evaluated = (
         {entry["step"]: entry[name] for entry in log if name in entry} for name in ("trained_s", "validation_s")
     )
@@ -189,7 +189,7 @@ def _seconds(
 
 
 def _findings(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
-    """Yield all checks on rank 0. A failed one is the last, or is followed by others that take no step."""
+    """Yield all checks on rank 0. After a failed check, only checks without training steps follow."""
     plan, failed = None, False
     config = config if config.out else replace(config, out=str(checkpoint.free(Path(default_out(config)))))
     if os.environ.get("RANK", "0") == "0":
@@ -202,7 +202,7 @@ def _findings(config: Config, nproc: int, hours: float | None) -> Iterator[tuple
         for name, finding in check(run):
             failed |= finding[0] == FAIL
             yield name, finding
-        del run  # its memory
+        del run  # frees its memory
     if not failed:
         yield from estimate(config, plan, nproc, hours)
 

@@ -26,15 +26,15 @@ from bertrain.models.encoder import Encoder
 from bertrain.models.load import check_fits, check_length, load_model, max_length
 from bertrain.ranks import World, world
 
-BEST = 5  # predictions of a masked token that --show prints
+BEST = 5  # predictions per masked token for --show
 ONLY_WITH = {
     "data": ("split", "length", "show"),
     "pairs": ("score",),
-}  # options that need --data, and those that need --pairs
+}  # options that need --data, and options that need --pairs
 
 
 def _samples(shown: list[Shown]) -> str:
-    """Return samples for a terminal: the text of each, and a line for each masked token."""
+    """Return samples for display: the text of each, and a line for each masked token."""
     blocks = []
     for number, (text, masked) in enumerate(shown, 1):
         lines = [f"sample {number} of {len(shown)}, with >masked< tokens:", ""]
@@ -50,7 +50,7 @@ def _samples(shown: list[Shown]) -> str:
 def opened(
     path: str, data: str, split: str, length: int | None, ranks: World
 ) -> tuple[Encoder, bertdata.Dataset, Path, int]:
-    """Return the encoder, the shards, the checkpoint and the row length. Raises UsageError if they do not fit."""
+    """Return the encoder, the shards, the checkpoint and the row length. Raises UsageError if they do not match."""
     directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / state.TRAINER).exists():
@@ -63,7 +63,7 @@ def opened(
 
 
 def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[str, float]) -> str:
-    """Return the result for a terminal."""
+    """Return the result as text."""
 
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
@@ -91,7 +91,7 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 
 
 def _check(context: click.Context, data: str | None, pairs_path: str | None) -> None:
-    """Raise UsageError unless there is either --data or --pairs, and only its options."""
+    """Raise UsageError unless exactly one of --data and --pairs is set, with only its own options."""
     if (data is None) == (pairs_path is None):
         sentence = "give either --data, a directory of shards, or --pairs, a file of minimal pairs"
         raise UsageError(sentence, "conflict" if data else "missing", option="data", given=data)
@@ -166,7 +166,7 @@ def main(
     """
     with world() as ranks:
         ranks.together(lambda: _check(context, data, pairs_path))
-        path = ranks.from_first(lambda: checkpoint.resolved(path))  # once, as a running one has newer ones later
+        path = ranks.from_first(lambda: checkpoint.resolved(path))  # once, as a running one later has newer ones
         if pairs_path is not None:
             _judge(path, pairs_path, ranks, score=score, most=max_samples, as_json=as_json)
             return

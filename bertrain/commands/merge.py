@@ -22,13 +22,13 @@ from bertrain.models.families import add_names_of_4
 from bertrain.models.load import OF_FILES, load_model
 from bertrain.options import Output
 
-NAMED = 3  # of the settings in which two models differ
+NAMED = 3  # settings to list if two models differ
 
 
 def chosen(paths: Sequence[str]) -> list[Path]:
-    """Return the checkpoints that the paths name, in the order of their directories.
+    """Return the checkpoints at the paths, in the order of their directories.
 
-    Raises UsageError for fewer than two, and for one that is given twice.
+    Raises UsageError for fewer than two checkpoints, and for duplicates.
     """
     path = paths[0]
     if len(paths) < 2:
@@ -60,9 +60,9 @@ def mean(directories: Sequence[Path]) -> PreTrainedModel:
 
 
 def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, other: PreTrainedModel) -> None:
-    """Raise UsageError, which names what differs, if two checkpoints have different models."""
+    """Raise UsageError, which lists the differences, if two checkpoints have different models."""
     for config in (model.config, other.config):
-        add_names_of_4(config)  # which earlier checkpoints do not have
+        add_names_of_4(config)  # checkpoints of earlier versions lack these names
     one, two = model.config.to_dict(), other.config.to_dict()
     if one["model_type"] != two["model_type"]:
         names = ["model_type"]
@@ -75,7 +75,7 @@ def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, 
 
 
 def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
-    """Return the files of the tokenizer of all checkpoints. Raises UsageError if one has a different tokenizer."""
+    """Return the tokenizer files of the checkpoints. Raises UsageError if their tokenizers differ."""
     first = directories[0]
     files = load_tokenizer(str(first)).files
     for directory in directories[1:]:

@@ -1,4 +1,4 @@
-"""Minimal pairs: how often a masked language model prefers the good sentence of a pair to the bad one.
+"""Minimal pairs: how often a masked language model prefers the good sentence of a pair over the bad one.
 
     bertrain evaluate --checkpoint run/ --pairs blimp.jsonl.gz
 
@@ -25,24 +25,24 @@ from bertrain.models.encoder import PLACES, Encoder
 from bertrain.ranks import World
 
 SCORES = ("word-l2r", "sum", "mean")
-SENTENCES = (("good", "bad"), ("sentence_good", "sentence_bad"))  # the names that files give to the two sentences
+SENTENCES = (("good", "bad"), ("sentence_good", "sentence_bad"))  # names of the two sentences in files
 GROUPS = {"field": ("field",), "phenomenon": ("phenomenon", "linguistics_term"), "paradigm": ("paradigm", "UID")}
-"""A kind of group in results → its names in files."""
-MOST_SHOWN = 20  # groups of one kind in a table for a terminal
+"""Kind of group in results → its possible names in files."""
+MOST_SHOWN = 20  # groups of one kind in a printed table
 SEED = 0
 
 
 class Pair(NamedTuple):
-    """A minimal pair of a file of --pairs."""
+    """A minimal pair in a file of --pairs."""
 
-    line: int  # of the file, from 1
+    line: int  # line number in the file, from 1
     good: str
     bad: str
-    groups: dict[str, str]  # by the names in GROUPS, those that the file has
+    groups: dict[str, str]  # name in GROUPS → group, for the groups in the file
 
 
 def read(path: str, most: int | None = None) -> list[Pair]:
-    """Return the pairs of a file of JSON lines, which may be compressed. most: the first of a fixed random order.
+    """Return the pairs in a file of JSON lines, which may be compressed. most: only the first of a fixed random order.
 
     Raises UsageError, which names the file and the line, for a file that cannot be read and an invalid pair.
     """
@@ -59,7 +59,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
             raise UsageError(sentence, "bad-row")
         values = {kind: next((row[name] for name in names if name in row), None) for kind, names in GROUPS.items()}
         groups = {kind: str(value) for kind, value in values.items() if value is not None}
-        reading.refuse_halves(json.dumps([*groups.values()]), path, number)  # they are printed
+        reading.refuse_halves(json.dumps([*groups.values()]), path, number)  # groups are printed
         pairs.append(Pair(number, sentences[0], sentences[1], groups))
     if not pairs:
         sentence = f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence"
@@ -71,7 +71,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
 
 
 def tokenizer_of(directory: Path, encoder: Encoder) -> LoadedTokenizer:
-    """Return the tokenizer of a checkpoint. Raises UsageError if it is missing, or cannot make rows for the model."""
+    """Return the tokenizer of a checkpoint. Raises UsageError if it is missing, or does not fit the model."""
     try:
         tokenizer = load_tokenizer(str(directory))
     except TokenizerError as error:
@@ -92,14 +92,14 @@ def encode(
 ) -> list[tuple[list[int], list[int]]]:
     """Return the ids of the good and the bad sentence of each pair: [CLS] … [SEP], as in rows of one document.
 
-    path: of the pairs, for messages. Raises UsageError for a sentence of more than `most` tokens, or without a token.
+    path: the file, for messages. Raises UsageError for a sentence of more than `most` tokens, or without a token.
     """
     sentences = (sentence for pair in pairs for sentence in (pair.good, pair.bad))
-    texts = [sentence.encode(errors="replace") for sentence in sentences]  # JSON can spell half a character
+    texts = [sentence.encode(errors="replace") for sentence in sentences]  # JSON may contain half of a surrogate pair
     offsets = torch.tensor([0, *(len(text) + 1 for text in texts)]).cumsum(0).numpy()
     encoded = tokenizer.encode(b"\n".join([*texts, b""]), offsets, sentences=False)
     ids, ends = encoded.ids.tolist(), encoded.documents.tolist()
-    cls = tokenizer.special.cls  # [SEP] is there already, after each document
+    cls = tokenizer.special.cls  # ids already end in [SEP], as each document does
     rows = [[cls, *ids[start:stop]] for start, stop in itertools.pairwise(ends)]
     for number, row in enumerate(rows):
         line = pairs[number // 2].line
@@ -120,11 +120,11 @@ def log_likelihoods(
 ) -> list[float]:
     """Return the pseudo-log-likelihood of each row, in nats: the sum of log p(token | row with masks) over its tokens.
 
-    rows: ids, [CLS] first and [SEP] last, which are not scored. score "sum" (Salazar et al., 2020) masks the token
-    alone, and "mean" divides that by the number of tokens; "word-l2r" (Kauf and Ivanova, 2023) also masks the tokens to
-    its right that belong to the same word. All ranks must call it; each scores a part, and all get the same result.
+    rows: ids, [CLS] first and [SEP] last, which are not scored. score "sum" (Salazar et al., 2020) masks only the
+    token, and "mean" divides that by the number of tokens; "word-l2r" (Kauf and Ivanova, 2023) also masks the tokens to
+    its right that belong to the same word. All ranks must call it: each scores a part, and all get the same result.
 
-    A row of n ids takes n - 2 rows in the forward pass. Rows of one length are in one batch, without padding, which is
+    A row of n ids uses n - 2 rows in the forward pass. Batches contain rows of one length, without padding, which is
     exact for every family of models, and the fastest.
     """
     encoder.eval()
@@ -142,7 +142,7 @@ def log_likelihoods(
             numbers = list(same)
             ids = torch.tensor([rows[number] for number in numbers], device=device)
             of_rows, positions = torch.tensor(numbers, device=device), torch.arange(length, device=device)
-            words = positions.expand_as(ids)  # the number of the word of each token
+            words = positions.expand_as(ids)  # the word number of each token
             if score == "word-l2r":
                 inside = continues[ids] & ~is_special[ids]
                 inside[:, 1:] &= ~is_special[ids[:, :-1]]
@@ -172,7 +172,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return the accuracy over all pairs and over each group. A pair with equal scores counts one half.
 
-    rows: what `encode` gives for the pairs. Sentences of the same ids are scored once, so their scores are equal.
+    rows: the result of `encode`. Sentences with the same ids are scored once, so their scores are equal.
     """
     numbers: dict[tuple[int, ...], int] = {}
     numbers_of_pairs = [[numbers.setdefault(tuple(row), len(numbers)) for row in pair] for pair in rows]
@@ -197,7 +197,7 @@ def _accuracy(right: Sequence[float]) -> dict[str, Any]:
 
 
 def text(result: dict[str, Any], directory: Path, path: str) -> str:
-    """Return the result for a terminal."""
+    """Return the result as text."""
     parts = {"all": result}
     for kind, groups in result["by"].items():
         if len(groups) <= MOST_SHOWN:

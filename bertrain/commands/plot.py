@@ -1,4 +1,4 @@
-"""Draw loss, accuracy, learning rate and throughput of runs, or the curves of fine-tunings, to a PNG or a page.
+"""Plot loss, accuracy, learning rate and throughput of runs, or the curves of fine-tunings, as a PNG or a page.
 
 bertrain plot run/ run2/ --out curves.png
 bertrain plot run/ run2/ --html runs.html
@@ -39,7 +39,7 @@ def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
 
 
 def drawing() -> Any:
-    """Return matplotlib.pyplot, which draws to files. Raises UsageError if it is not installed."""
+    """Return matplotlib.pyplot with a backend for files. Raises UsageError if it is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -58,7 +58,7 @@ def _draw(runs: tuple[str, ...], out: str) -> None:
     figure, axes = pyplot.subplots(rows, 2, figsize=(12, 4 * rows), layout="constrained", squeeze=False)
     for title, along, label, points in curves:
         axis = axes.flat[panels.index((title, along))]
-        label = label.encode(errors="replace").decode()  # a byte of a path that is not UTF-8 is a ?
+        label = label.encode(errors="replace").decode()  # bytes of a path that are not UTF-8 become ?
         axis.plot(*zip(*points, strict=True), ".-" if label.endswith("validation") else "-", linewidth=1, label=label)
         axis.set(title=title, xlabel=along)
         axis.grid(alpha=0.3)
@@ -72,7 +72,7 @@ def _draw(runs: tuple[str, ...], out: str) -> None:
     click.echo(out)
 
 
-Curve = tuple[str, str, str, list[tuple[int, float]]]  # title and x axis of its panel, label, points
+Curve = tuple[str, str, str, list[tuple[int, float]]]  # (title and x axis of the panel, label, points)
 
 
 def _run(directory: Path) -> Iterator[Curve]:

@@ -1,4 +1,4 @@
-"""Read text and JSON from files of users. An error names the file and the line."""
+"""Read text and JSON from files of users. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, InputError, UsageError, local, opened
 
-MOST_BYTES = 1 << 26  # of a file that is read at once, decompressed
+MOST_BYTES = 1 << 26  # largest decompressed size of a file
 _SPELLED = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
-"""How JSON spells a character beyond U+FFFF, half of one, and others."""
+"""JSON escapes: of a character above U+FFFF, of half of one, and others."""
 
 
 def text(path: str, option: str | None = None) -> str:
     """Return the text of a file, decompressed by its file extension.
 
-    option: the name of the option that names the file, without dashes, for errors. Raises UsageError, which names the
-    file, if it cannot be read, decompressed or decoded, or has more than MOST_BYTES.
+    option: name of the option for the file, without dashes, for errors. Raises UsageError, which names the file, if it
+    cannot be read, decompressed or decoded, or has more than MOST_BYTES.
     """
     flag = f"--{option}: " if option else ""
     try:
@@ -34,7 +34,7 @@ def text(path: str, option: str | None = None) -> str:
 
 
 def decoded(content: bytes, path: object) -> str:
-    """Return bytes of a file as text, without a byte order mark. Raises UsageError, with the line, if not UTF-8."""
+    """Return the bytes of a file as text, without a byte order mark. Raises UsageError, with the line, if not UTF-8."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -45,11 +45,11 @@ def decoded(content: bytes, path: object) -> str:
 def parsed(
     content: str, path: object, first: int = 1, *, advice: str = "correct it", halves: bool = False, **options: Any
 ) -> Any:
-    """Parse JSON. first: the line of the file at its start. options: of json.loads.
+    """Parse JSON. first: number of the first line. options: arguments of json.loads.
 
-    halves: whether half a character is allowed.
+    halves: whether half of a surrogate pair is allowed.
 
-    Raises UsageError, which names the line if it is known, and ends in the advice, for invalid JSON.
+    Raises UsageError for invalid JSON, with the line if it is known, and with the advice at the end.
     """
     if not halves:
         refuse_halves(content, path, first)
@@ -60,14 +60,14 @@ def parsed(
         line, reason = first + error.lineno - 1, f"{error.msg} at column {error.colno}"
     except RecursionError:
         reason = "it is nested too deeply"
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a number with thousands of digits
         reason = str(error).partition(";")[0]
     row = f"{path}, line {line}" if line else path
     raise UsageError(f"{row} cannot be read as JSON ({reason}); {advice}", "not-of-format")
 
 
 def refuse_halves(content: str, path: object, first: int = 1) -> None:
-    """Raise UsageError, which names the line, if JSON spells half a character: such text cannot be written again."""
+    """Raise UsageError, with the line, if JSON contains half of a surrogate pair: such text cannot be written again."""
     for match in _SPELLED.finditer(content):
         if half := match["half"]:
             line = first + content.count("\n", 0, match.start())
@@ -78,9 +78,9 @@ def refuse_halves(content: str, path: object, first: int = 1) -> None:
 
 
 def plain_tokenizer(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Change the files of a tokenizer, so that transformers 4 and 5, and other programs, read them. Return them.
+    """Change and return the files of a tokenizer, so that transformers 4 and 5, and other programs, can read them.
 
-    A file changes only if it holds truncation or padding of an earlier use, or settings that only transformers 5 knows.
+    A file changes only if it contains saved truncation or padding, or settings that only transformers 5 supports.
     """
     before = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
     config = {name: value for name, value in before.items() if name not in ("backend", "is_local", "local_files_only")}

@@ -2,7 +2,7 @@
 
     log.jsonl, run.json ──► points, evaluations, events, options ──► JSON inside a page ──► a browser draws it
 
-report.html has its sections; bertdata has the style and the functions that draw.
+report.html has the sections of the page; bertdata has the style and the drawing functions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bertdata.support import UsageError, assemble_page, counted
 from bertrain.report import entry_of
 
 Entry = dict[str, Any]
-_NUMBERS = 128_000  # of entries that are drawn, over all runs; some ten bytes each
-_POINTS = 1000  # entries of a run that are drawn
-_EVALUATIONS = 400  # that are drawn, over all runs
-_PREDICTIONS = 200  # evaluations whose predictions are shown, over all runs
-_TEXT = 200  # characters of a value that are shown
+_NUMBERS = 128_000  # numbers to draw, over all runs; about ten bytes each
+_POINTS = 1000  # entries to draw per run
+_EVALUATIONS = 400  # evaluations to draw, over all runs
+_PREDICTIONS = 200  # evaluations with visible predictions, over all runs
+_TEXT = 200  # visible characters of a value
 _AXES = ("step", "tokens", "seconds")
-_CLOCK = ("trained_s", "compiled_s", "evaluated_s", "waited_s")  # what the time of a run went to, in all its processes
-_WAITING = 0.1  # share of the time, for data
+_CLOCK = ("trained_s", "compiled_s", "evaluated_s", "waited_s")  # time of a run by kind of work, in all its processes
+_WAITING = 0.1  # share of the time spent waiting for data
 _RISE = 0.02  # nats
 _TOKENIZERS = (
     "The runs have different tokenizers, so their losses cannot be compared, and no best loss is shown. bertrain "
@@ -38,9 +38,9 @@ _TOKENIZERS = (
 
 
 def report(runs: Sequence[Path]) -> str:
-    """Return the page as HTML, below 2 MB up to some fifty runs. Reads log.jsonl and run.json of each run.
+    """Return the page as HTML, below 2 MB for up to about fifty runs. Reads log.jsonl and run.json of each run.
 
-    Raises UsageError for a directory without log.jsonl, or without a step in it.
+    Raises UsageError for a directory without log.jsonl, or if it has no step.
     """
     shown = [_run(run, len(runs)) for run in runs]
     for run, name in zip(shown, _names([run["name"] for run in shown]), strict=True):
@@ -58,7 +58,7 @@ def report(runs: Sequence[Path]) -> str:
 
 
 def entries(run: Path) -> tuple[list[Entry], int]:
-    """Return the entries of a run's log.jsonl, and the number of invalid lines, such as one that was cut off."""
+    """Return the entries in a run's log.jsonl, and the number of invalid lines, such as truncated ones."""
     try:
         lines = (run / "log.jsonl").read_text(errors="replace").splitlines()
     except OSError as error:
@@ -71,7 +71,7 @@ def entries(run: Path) -> tuple[list[Entry], int]:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return paths without the directory that all of them are in."""
+    """Return paths without their common directory."""
     parts = [Path(path).parts for path in paths]
     same = next((depth for depth, names in enumerate(zip(*parts, strict=False)) if len(set(names)) > 1), 0)
     shown = [str(Path(*names[same:])) if names[same:] else path for names, path in zip(parts, paths, strict=True)]
@@ -81,8 +81,8 @@ def _names(paths: list[str]) -> list[str]:
 def _run(path: Path, num_runs: int) -> dict[str, Any]:
     """Return the data of a run for the page.
 
-    points: the values of each number by name; None where an entry has none. evaluations: their numbers, and
-    predictions (around, target, predicted). events: what changed, and when.
+    points: name → values of the entries; None if an entry lacks one. evaluations: their numbers, and predictions
+    (around, target, predicted). events: changes, and their steps.
     """
     log, num_invalid = entries(path)
     steps = [_timed(entry) for entry in log if "lr" in entry]
@@ -96,7 +96,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     numbers = [entry["step"] for entry in steps]
 
     def at(step: int) -> dict[str, Any]:
-        """Return a step, and the tokens and seconds until then."""
+        """Return a step, and the tokens and seconds up to it."""
         entry = steps[max(0, bisect_right(numbers, step) - 1)]
         return {name: _finite(entry.get(name)) for name in _AXES} | {"step": step}
 
@@ -140,7 +140,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _tokenizer(run: Path) -> str | None:
-    """Return the SHA-256 of the tokenizer in the newest checkpoint of a run, if there is one."""
+    """Return the SHA-256 of the tokenizer in the newest checkpoint of a run, or None."""
     files = sorted(run.glob("step-*/tokenizer.json"))
     return hashlib.sha256(files[-1].read_bytes()).hexdigest() if files else None
 
@@ -150,20 +150,20 @@ def _is_number(value: Any) -> bool:
 
 
 def _finite(value: Any) -> float | int | None:
-    """Return a number with six digits, which a page can hold; None for anything else."""
+    """Return a number with six digits, which the page can contain; None for anything else."""
     if isinstance(value, bool) or not _is_number(value) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _timed(entry: Entry) -> Entry:
-    """Return an entry with the seconds since the run began: `seconds` of the log begin at 0 in a resumed process."""
+    """Return an entry with the seconds since the run began: `seconds` in the log restart at 0 in a resumed process."""
     parts = [_finite(entry.get(name)) for name in _CLOCK]
     return entry | {"seconds": None if None in parts else sum(part or 0 for part in parts)}
 
 
 def _reference(resolved: dict[str, Any]) -> dict[str, float | int]:
-    """Return the losses to compare with, or nothing unless both are known."""
+    """Return the reference losses, or an empty dictionary unless both are known."""
     losses = resolved.get("reference_loss")
     losses = losses if isinstance(losses, dict) else {}
     known = {name: value for name in ("uniform", "unigram") if (value := _finite(losses.get(name))) is not None}
@@ -186,7 +186,7 @@ def _spread(values: Sequence[Any], most: int) -> list[Any]:
 
 
 def _events(log: list[Entry]) -> Iterator[tuple[int, str]]:
-    """Yield what changed along a run: (after which step, what)."""
+    """Yield the changes in a run: (after which step, description)."""
     before: dict[str, Any] = {}
     for entry in log:
         change, stream = entry.get("change"), entry.get("stream")
@@ -203,7 +203,7 @@ def _events(log: list[Entry]) -> Iterator[tuple[int, str]]:
 
 
 def _comparable(log: list[Entry]) -> list[Entry]:
-    """Return the newest evaluations with the same row length and data: other losses are not comparable."""
+    """Return the newest evaluations with the same row length and data; older losses are not comparable."""
     found: list[Entry] = []
     evaluated = now = None
     for entry in log:
@@ -226,7 +226,7 @@ def _median(steps: list[Entry], name: str) -> float | int | None:
 
 
 def _warnings(steps: list[Entry], evaluations: list[Entry], about: dict[str, Any], num_invalid: int) -> Iterator[str]:
-    """Yield warnings about a run, each one sentence."""
+    """Yield warnings about a run, each a sentence."""
     if not about:
         yield "there is no complete run.json, so its options are not known."
     if num_invalid:
@@ -248,7 +248,7 @@ def _warnings(steps: list[Entry], evaluations: list[Entry], about: dict[str, Any
 
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, with dotted names."""
+    """Return nested dictionaries as one dictionary with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
@@ -256,13 +256,13 @@ def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _options(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each option, and each number that followed from it, with its value in each run, and if they differ."""
+    """Return each option, and each number derived from it: its value in each run, and whether the values differ."""
     rows = []
     for name in dict.fromkeys(name for run in runs for name in run if name != "config.out"):
         kind, _, shown = name.partition(".")
         values = [_written(run[name]) if name in run else "" for run in runs]
         if kind == "resolved" and any(f"config.{shown}" in run for run in runs):
-            shown += ", in effect"  # such as steps, which may follow from --epochs
+            shown += ", in effect"  # such as steps, which may be derived from --epochs
         rows.append({"name": shown, "values": values, "differs": len(set(values)) > 1})
     return rows
 

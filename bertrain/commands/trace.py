@@ -1,4 +1,4 @@
-"""Find the documents of a batch of a past run, and their places in the inputs: `bertrain trace run/ --step 1200`.
+"""Find the documents of a batch of a past run, and their locations in the inputs: `bertrain trace run/ --step 1200`.
 
     a step of a run ──► positions ──► tokens of the split ──► documents ──► input, and byte or row
               log.jsonl          Loader.spans          offsets       origins/
@@ -23,20 +23,20 @@ from bertrain.report import entry_of
 
 
 class Part(NamedTuple):
-    """The tokens of a document that a row has."""
+    """The tokens of one document in a row."""
 
-    row: int  # number of the row among the requested ones
+    row: int  # number of the row among the requested rows
     source: int  # number of the dataset in a mix
     document: int  # number of the document in its dataset: Dataset.document(number) has its ids
-    start: int  # the row has the tokens start to stop - 1 of the document
+    start: int  # the row contains tokens start to stop - 1 of the document
     stop: int
-    num_tokens: int  # of the document, without the separator
+    num_tokens: int  # tokens in the document, without the separator
 
 
 def stream_of(run: Path, step: int) -> dict[str, Any]:
-    """Return the state of a run's loader before a step, counted from 1, with the step's global_batch_size.
+    """Return the state of a run's loader before a step, counted from 1, and the step's global_batch_size.
 
-    Raises UsageError for a directory without a log, and for a step that the log does not have.
+    Raises UsageError for a directory without a log, and for a step that is not in the log.
     """
     path = run / "log.jsonl"
     try:
@@ -58,7 +58,7 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
 
 
 def _paths(run: Path) -> list[str]:
-    """Return where the datasets of a run were. Raises UsageError without a sound run.json."""
+    """Return the paths of a run's datasets. Raises UsageError without a valid run.json."""
     try:
         phases = json.loads((run / "run.json").read_bytes())["resolved"]["phases"]
         return sorted({str(path) for phase in phases for path, _ in phase["sources"]})
@@ -68,7 +68,7 @@ def _paths(run: Path) -> list[str]:
 
 
 def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loader:
-    """Return the loader of a stream, without masks. paths: of its datasets, and perhaps of other datasets.
+    """Return the loader of a stream, without masks. paths: paths of its datasets, and perhaps of others.
 
     Raises UsageError if a dataset is missing.
     """
@@ -83,7 +83,7 @@ def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loade
 
 
 def parts_of(loader: bertdata.Loader, positions: np.ndarray) -> Iterator[Part]:
-    """Yield the parts of documents that the samples at some positions, int64 [B], are made of, row by row."""
+    """Yield the parts of documents in the samples at some positions, int64 [B], row by row."""
     which = loader.read(positions).sources
     for row, start, length in loader.spans(positions).tolist():
         source = 0 if which is None else int(which[row])
@@ -97,7 +97,7 @@ def parts_of(loader: bertdata.Loader, positions: np.ndarray) -> Iterator[Part]:
         while number < split[shard].num_documents and (first := int(offsets[number])) < begin + length:
             num_tokens = int(offsets[number + 1]) - first - separators
             part = max(0, begin - first), min(num_tokens, begin + length - first)
-            if part[0] < part[1]:  # else the row has only the separator of this document
+            if part[0] < part[1]:  # otherwise the row contains only the document's separator
                 document = earlier + int(split.first_documents[shard]) + number
                 yield Part(row, source, document, *part, num_tokens)
             number += 1
