@@ -28,30 +28,26 @@ def runs(dataset, tmp_path_factory):
     return [folder / f"{seed}" for seed in range(3)]
 
 
-def test_the_mean_of_runs_is_exact_in_any_order(runs, tmp_path):
-    succeeds(merge.main, *runs, "--out", tmp_path / "one")
+def test_the_mean_is_exact_in_any_order_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
+    one = tmp_path / "new" / "one"
+    assert succeeds(merge.main, *runs, "--out", one).stderr == ""
     succeeds(merge.main, *reversed(runs), "--out", tmp_path / "two")
-    about = ModelCard.load(tmp_path / "one" / "README.md").text
+    about = ModelCard.load(one / "README.md").text
     assert all(f"`{run.name}/{last_checkpoint(run).name}`" in about for run in runs)
-    merged, parts = weights_in(tmp_path / "one"), [weights_in(last_checkpoint(run)) for run in runs]
+    merged, parts = weights_in(one), [weights_in(last_checkpoint(run)) for run in runs]
     assert merged.keys() == parts[0].keys()
     for name, weight in merged.items():
         values = zip(*(part[name].flatten().tolist() for part in parts), strict=True)
         exact = np.array([np.float32(math.fsum(some) / 3) for some in values])
         assert np.array_equal(weight.flatten().numpy(), exact), name
     assert all(torch.equal(weight, weights_in(tmp_path / "two")[name]) for name, weight in merged.items())
-
-
-def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
-    merged = tmp_path / "new" / "merged"
-    assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
-    assert checkpoint.fault_of(merged) is None
-    assert AutoModelForMaskedLM.from_pretrained(merged).config.model_type == "bert"
-    before, after = map(AutoTokenizer.from_pretrained, (last_checkpoint(runs[0]), merged))
+    assert checkpoint.fault_of(one) is None
+    assert AutoModelForMaskedLM.from_pretrained(one).config.model_type == "bert"
+    before, after = map(AutoTokenizer.from_pretrained, (last_checkpoint(runs[0]), one))
     assert after("the stone")["input_ids"] == before("the stone")["input_ids"]
     assert after.model_max_length == before.model_max_length
-    loss = json_of(evaluate.main, "--checkpoint", merged, "--data", dataset.path, "--length", 32)["loss"]
-    log = train(dataset.path, tmp_path / "on", init=str(merged), **QUIET, steps=1)
+    loss = json_of(evaluate.main, "--checkpoint", one, "--data", dataset.path, "--length", 32)["loss"]
+    log = train(dataset.path, tmp_path / "on", init=str(one), **QUIET, steps=1)
     assert log[0]["loss"] == pytest.approx(loss, abs=0.5)
 
 
