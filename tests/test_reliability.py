@@ -26,7 +26,6 @@ import bertdata
 from bertdata.format.records import read_record, write_record
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
-from bertrain import checkpoint
 from bertrain.report import Log
 
 ROOT = Path(bertdata.__file__).parents[1]
@@ -42,16 +41,8 @@ def small(tmp_path, vocab):
 # ------------------------------------------------------------------------------------------------------ loss of power
 
 
-def test_a_model_in_several_directories_survives_a_loss_of_power(tmp_path):
-    with recorded(tmp_path) as disk, checkpoint.publish(tmp_path / "out" / "model") as temporary:
-        for name in ("config.json", "adapter/adapter_config.json", "adapter/default/weights"):
-            (temporary / name).parent.mkdir(exist_ok=True)
-            (temporary / name).write_text("{}")
-    assert not disk.pending
-    assert all(map(disk.holds, (tmp_path / "out" / "model").rglob("*")))
-
-
-def test_checkpoints_and_the_log_up_to_them_survive_a_loss_of_power(dataset, tmp_path):
+def test_checkpoints_and_the_log_up_to_them_survive_a_loss_of_power(dataset, bert_run, tmp_path):
+    """Of adapters, which are in a directory of their own in each checkpoint."""
     log, synced, steps = tmp_path / "run" / "log.jsonl", [b""], []
 
     def note(path):
@@ -62,10 +53,12 @@ def test_checkpoints_and_the_log_up_to_them_survive_a_loss_of_power(dataset, tmp
             assert f'{{"step": {step}, "loss"' in synced[-1].decode()
 
     with recorded(tmp_path) as disk, syncing(note):
-        train(dataset.path, tmp_path / "run", steps=2, keep=1)
+        train(dataset.path, tmp_path / "run", steps=2, keep=1, init=str(bert_run), lora="r=2,alpha=4")
     assert steps == [1, 2]
     assert not disk.pending
-    assert disk.holds(log)
+    files = [log, *(tmp_path / "run" / "step-00000002").rglob("*")]
+    assert any(path.parent.name == "adapter" for path in files)
+    assert all(map(disk.holds, files))
 
 
 # ------------------------------------------------------------------------------------------------------ disks that fail
