@@ -34,7 +34,7 @@ MODELS = {  # name of a file → the configuration in it, if that is not a model
     "options": {"config": {"data": "shards"}, "model_type": None},
 }
 LORA, TEACHER = "pretrain --init run --lora r=2,alpha=4", "pretrain --teacher run --model"
-ELASTIC = "pretrain --model bert.json --elastic"
+ELASTIC, REPLACED = "pretrain --model bert.json --elastic", "pretrain --model bert.json --discriminator"
 REFUSED = {  # kind and option of the error → command lines
     "unknown task": ["finetune --task precedes", "augment --task qa"],
     "unknown recipe": ["teacher --recipe huge", "pretrain --recipe huge"],
@@ -77,6 +77,9 @@ REFUSED = {  # kind and option of the error → command lines
     + ["pretrain --model modernbert.json --elastic width=16:32:8"],
     "unsupported attention": [f"pretrain --model bert.json --attention {name}" for name in ("cudnn", "efficient")]
     + ["pretrain --model deberta.json --attention math"],
+    "unsupported share_embeddings": [f"{REPLACED} electra.json"],
+    "unsupported precision": [f"{REPLACED} deberta.json --share-embeddings none --precision bf16"],
+    "model-not-found discriminator": [f"{REPLACED} none.json"],
     "model-unreadable model": [f"pretrain --model {name}.json" for name in ("gpt2", "t5", "decoder", "vit", "options")],
     "model-unreadable": [f"pretrain --model {name}.json" for name in ("xmod", "flaubert")],
     "unsupported model": ["pretrain --model mpnet.json"],
