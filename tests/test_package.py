@@ -1,23 +1,19 @@
-"""What is installed: the bertrain command, with torch and without, metadata, and what the archives hold."""
+"""What is installed: the bertrain command, with torch and without, requirements, and what the archives hold."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
-from email import message_from_string
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.data import ROOT
 from support.disk import write
 
-import bertdata
 from bertdata.errors import install
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -146,18 +142,6 @@ def test_every_requirement_is_pinned_to_a_version_it_allows_and_its_lower_bound_
             assert name != "tokenizers" or not allowed.contains("1.0")
 
 
-def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_python_and_may_only_read():
-    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
-    jobs = workflow["jobs"].values()
-    assert (workflow["permissions"], any("permissions" in job for job in jobs)) == ({"contents": "read"}, False)
-    assert {step.get("run", "make test").removeprefix("make ") for job in jobs for step in job["steps"]} <= targets
-    versions = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
-    stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
-    assert set(stated) <= set(versions)
-    assert f">={versions[0]}" == PROJECT["requires-python"]
-
-
 def archive(kind, directory, out):
     """Builds an archive of the project in a directory, as pip does, and returns its path."""
     run = f"import sys; from setuptools.build_meta import build_{kind} as build; print(build(sys.argv[1]))"
@@ -168,7 +152,7 @@ def archive(kind, directory, out):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files are the project's")
-def test_a_source_archive_holds_the_files_of_the_project_and_a_wheel_every_module_and_the_commands(tmp_path):
+def test_a_source_archive_holds_the_files_of_the_project_and_a_wheel_every_module(tmp_path):
     listed = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True
     )
@@ -186,13 +170,6 @@ def test_a_source_archive_holds_the_files_of_the_project_and_a_wheel_every_modul
     assert held[".ci/run"] & 0o111, "cannot be run"
     with zipfile.ZipFile(archive("wheel", tmp_path / source.name.removesuffix(".tar.gz"), tmp_path)) as wheel:
         held = set(wheel.namelist())
-        metadata = {name.partition("/")[2]: name for name in held if ".dist-info/" in name}
-        about = message_from_string(wheel.read(metadata["METADATA"]).decode())
-        commands = wheel.read(metadata["entry_points.txt"]).decode()
+        metadata = {name for name in held if ".dist-info/" in name}
     packages = {name for name in sources if name.startswith(("bertdata/", "bertrain/"))}
-    assert held - set(metadata.values()) == packages >= {"bertdata/py.typed", "bertrain/py.typed"}
-    assert "licenses/LICENSE" in metadata
-    assert about["Version"] == bertdata.__version__
-    assert about["License-Expression"] == PROJECT["license"]
-    assert about["Author"] == PROJECT["authors"][0]["name"]
-    assert all(f"{name} = {target}" in commands for name, target in PROJECT["scripts"].items())
+    assert held - metadata == packages >= {"bertdata/py.typed", "bertrain/py.typed"}
