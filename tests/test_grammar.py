@@ -5,7 +5,6 @@ import json
 import math
 import sys
 
-import click
 import numpy as np
 import pytest
 import torch
@@ -120,7 +119,7 @@ def test_training_comes_close_to_the_best_loss_there_is(tmp_path):
 
 @pytest.mark.slow
 def test_the_example_of_a_million_parameters_runs(tmp_path, monkeypatch, capsys):
-    """At a hundredth of its size: each way has a loss above the floor, and the grown runs take fewer operations."""
+    """At a hundredth of its size: each way has a loss above the floor."""
     import one_million
 
     assert len(one_million.grammar().vocabulary) == 1000
@@ -131,10 +130,3 @@ def test_the_example_of_a_million_parameters_runs(tmp_path, monkeypatch, capsys)
     assert [row[0].removeprefix("| ") for row in rows] == list(one_million.WAYS)
     for _, loss, floor, *_ in rows:
         assert 0 < float(floor) < float(loss) < 7
-    with pytest.raises(click.UsageError, match="301"):
-        one_million.main(["--out", str(tmp_path), "--documents", "301"], standalone_mode=False)
-    operations = [
-        one_million.cost(tmp_path / name)[1]
-        for name in ("complete-0", "progressive-2-then-4-layers-0", "progressive-1-2-then-4-layers-0")
-    ]
-    assert operations[0] > operations[1] > operations[2] > 0
