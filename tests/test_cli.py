@@ -236,6 +236,9 @@ def test_a_pipe_before_a_file_is_built_without_an_engine(tmp_path, corpus, vocab
     assert (dataset.num_documents, names) == (5 * 120 - 3, ["train-00000", "train-1048576"])
 
 
+WHOLE_WORDS = ("--masking", "whole_word"), ("--policy", "whole_word")
+
+
 def test_show_says_what_the_mask_did_and_what_follows(dataset):
     shown = succeeds(main, "show", dataset.path, "--masked", "--length", 24, "--count", 60).stdout
     selected = [line.split() for line in shown.splitlines() if line.endswith(("masked", "random", "kept"))]
@@ -246,6 +249,10 @@ def test_show_says_what_the_mask_did_and_what_follows(dataset):
     said = np.where(seen == dataset.special_tokens.mask, "masked", np.where(seen == hidden, "kept", "random")).tolist()
     assert [line[-1] for line in selected] == said
     assert {*said} == {"masked", "random", "kept"}
+    words = ["show", dataset.path, "--sample", 3, "--count", 2, "--length", 24, "--masked"]
+    shown, *whole = (succeeds(main, *words, *more).stdout for more in ((), *WHOLE_WORDS))
+    assert shown.count("[CLS]") == 2
+    assert whole[0] == whole[1] != shown
     pairs = succeeds(main, "show", dataset.path, "--samples", "pairs", "--length", 32, "--count", 20).stdout
     first_lines = [line for line in pairs.splitlines() if line.startswith("sample ")]
     batch = bertdata.Loader(dataset, length=32, samples="pairs", masking=None).read(np.arange(20))
@@ -254,16 +261,13 @@ def test_show_says_what_the_mask_did_and_what_follows(dataset):
     ).tolist()
 
 
-def test_show_prints_samples_as_a_trainer_gets_them(dataset):
-    plain = succeeds(main, "show", dataset.path, "--sample", 3, "--count", 2, "--length", 24).stdout
-    assert plain.count("[CLS]") == 2
-    show = ["show", dataset.path, "--masked"]
-    words, words_too = (succeeds(main, *show, name, "whole_word").stdout for name in ("--masking", "--policy"))
-    assert words == words_too != succeeds(main, *show).stdout
-
-
-def test_show_reads_no_tokenizer_but_that_of_the_dataset(dataset, tmp_path):
+def test_damage_is_named_and_no_tokenizer_is_read_but_that_of_the_dataset(dataset, tmp_path):
     shutil.copytree(dataset.path, tmp_path / "shards")
+    succeeds(main, "verify", tmp_path / "shards")
+    flip(path := next((tmp_path / "shards").glob("train-*.tokens.npy")), 200)
+    done = invoke(main, "verify", tmp_path / "shards")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"Error: {path}: ")
     path = tmp_path / "shards" / "tokenizer.json"
     path.write_bytes(path.read_bytes() + b" ")
     refused(main, "show", tmp_path / "shards", kind="damaged", given=path)
@@ -271,17 +275,6 @@ def test_show_reads_no_tokenizer_but_that_of_the_dataset(dataset, tmp_path):
     path.unlink()
     path.symlink_to(dataset.path / "tokenizer.json")
     refused(main, "show", tmp_path / "shards", kind="wrong-file-type", given=path)
-
-
-def test_verify_names_the_damage(dataset, tmp_path):
-    succeeds(main, "verify", dataset.path)
-    shutil.copytree(dataset.path, tmp_path / "shards")
-    path = next((tmp_path / "shards").glob("train-*.tokens.npy"))
-    flip(path, 200)
-    result = invoke(main, "verify", tmp_path / "shards")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"Error: {path}: ")
-    assert result.stderr.count("\n") == 1
 
 
 def test_ctrl_c_at_a_terminal_says_what_is_kept_in_a_line_of_its_own(tmp_path, vocab):
