@@ -4,9 +4,9 @@
     run/log.jsonl                   losses, rates, speed, changes
     run/last                        a link to the newest checkpoint
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
-        optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
+        optimizer.pt  trainer.json  read only by this library: the optimizer's moments; the state (`state`)
         beside.pt                   parameters of objectives; often absent
-        …                           what methods export
+        …                           exported files of methods
         README.md                   a model card; no other file depends on it, so it may be edited
         checkpoint.json             written last: size and SHA-256 of every other file
 
@@ -58,7 +58,7 @@ INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
 
 
 class Content(NamedTuple):
-    """What a checkpoint contains besides the model's configuration: live tensors, or a copy of them."""
+    """The content of a checkpoint besides the model's configuration: live tensors, or copies of them."""
 
     weights: Mapping[str, torch.Tensor]  # the state dict of a model
     objects: Mapping[str, Any]  # file name → the object that torch.save writes
@@ -66,9 +66,9 @@ class Content(NamedTuple):
 
 
 def write(target: Path, model: PreTrainedModel, content: Content, *, methods: Sequence[Method] = ()) -> None:
-    """Write a directory that AutoModelForMaskedLM loads, as `publish` does.
+    """Write a directory that AutoModelForMaskedLM loads, with `publish`.
 
-    model: its configuration is written. methods: each may turn the weights into those of an ordinary model, and write
+    model: provides the configuration. methods: each may convert the weights to those of an ordinary model, and write
     more files.
     """
     with publish(target) as temporary:

@@ -191,7 +191,7 @@ class Stream:
     def _streams(self, phase: Phase) -> list[str]:
         return [f"{self.datasets[path].dataset_id} {phase.options.length}" for path, _ in phase.sources]
 
-    # ---------------------------------------------------------------------------------------------------- what was read
+    # ----------------------------------------------------------------------------------------------------- amounts read
 
     @property
     def positions(self) -> dict[str, int]:

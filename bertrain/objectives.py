@@ -33,7 +33,7 @@ class LossSum(NamedTuple):
 
 
 def classification(logits: torch.Tensor, targets: torch.Tensor) -> LossSum:
-    """Return the sum of cross entropies. logits [N, V]; targets int64 [N], IGNORE_INDEX where there is no target."""
+    """Return the sum of cross entropies. logits [N, V]; targets int64 [N], IGNORE_INDEX for rows without a target."""
     logits = logits.float()
     if torch.compiler.is_compiling():  # torch.compile fuses these passes
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")

@@ -4,7 +4,7 @@
     python -m bertrain.pretrain --data shards/ --out run/ --model bert-base --steps 100000
     python -m bertrain.pretrain --config run/run.json --out run2/ --seed 1
 
-The global batch of a step is the same for any number of ranks, and so is the run, up to the order of sums; except with
+The global batch of a step is the same for any number of ranks. So is the run, up to the order of sums, unless it has
 dropout, which each rank samples separately. A run that is stopped and started again resumes from the newest checkpoint.
 On CPUs, the result is bitwise identical to that of a run without a stop.
 """

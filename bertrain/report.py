@@ -126,7 +126,7 @@ class Report(contextlib.ExitStack):
     def begin(self, resumed_from: Path | None, warnings: list[str], changes: list[str]) -> None:
         """Print the first lines of the run, and write run.json. Call it on all ranks.
 
-        warnings: of models and checkpoints. changes: lines about what has changed since the checkpoint.
+        warnings: about models and checkpoints. changes: lines about changes since the checkpoint.
         """
         self.last_evaluation = self.ranks.from_first(lambda: self._begin(resumed_from, warnings, changes))
 

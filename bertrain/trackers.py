@@ -59,7 +59,7 @@ def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> An
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
 """(Library, the extra that installs it) → the function that starts the record of a run.
 
-The function takes the run directory, the options, a name for the record, and the last step that the record may have. It
+Its arguments: the run directory, the options, a name for the record, and the last step that the record may have. It
 returns an object with `log(numbers, step=…)` and `finish()`.
 """
 

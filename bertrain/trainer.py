@@ -108,7 +108,7 @@ def build_learner(
 def resolve_precision(
     config: Config, device: torch.device, weights: PreTrainedModel, *, option: str = "precision"
 ) -> str:
-    """Return fp32, bf16 or fp16 for the value of --precision or, if `option` says so, of --eval-precision.
+    """Return fp32, bf16 or fp16 for the value of --precision, or of --eval-precision if `option` names it.
 
     Raises UsageError if the model cannot compute in it.
     """

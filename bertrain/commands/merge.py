@@ -3,7 +3,7 @@
     bertrain merge run/step-00008000 run/step-00009000 run/step-00010000 --out merged/
 
 The checkpoints must have the same model and the same tokenizer. Checkpoints of --lora count with their merged weights.
-docs/models.md says when a mean is useful.
+docs/models.md explains when a mean is useful.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Growth along a run: a model with few layers becomes one with more, and its optimizer continues (docs/growth.md).
 
-The grown model is built as in a run that begins with so many layers. Then the weights and the optimizer's moments of
-each of its tensors are copied from a source tensor:
+The grown model is built as in a run that begins with its number of layers. Then the weights and moments of
+each tensor are copied from a source tensor:
 
     outside the layers      the tensor of the same name
     layer i < L             layer i, where L is the number of layers before

@@ -125,7 +125,7 @@ def add_names_of_4(config: PreTrainedConfig) -> bool:
     """Add setting names of transformers 4 to a configuration. Return whether version 4.57 can load its models.
 
     Only ModernBERT has different names. transformers 4 does not support every pattern of its layers, ties the biases of
-    heads without tied weights, and does not know the new head of DeBERTa-v2.
+    heads without tied weights, and does not support the new head of DeBERTa-v2.
     """
     if family_of(config) is UNLISTED or family_of(config).is_new or not getattr(config, "tie_word_embeddings", True):
         return False

@@ -15,7 +15,7 @@ import torch
 class _OnMoments(torch.optim.Optimizer):
     """An optimizer with the parameter groups and the state of torch.optim.AdamW. A subclass implements `_updates`."""
 
-    _step_supports_amp_scaling = True  # torch's name for optimizers that know `found_inf`
+    _step_supports_amp_scaling = True  # torch's flag for optimizers that support `found_inf`
 
     def __init__(
         self, groups: list[dict[str, Any]], *, lr: float = 0.0, betas: tuple[float, float], eps: float

@@ -46,7 +46,7 @@ class Muon(torch.optim.Optimizer):
     and values. others: groups for AdamW. dtype: dtype of the iterations. All ranks must have the same gradients.
     """
 
-    _step_supports_amp_scaling = True  # torch's name for optimizers that know `found_inf`
+    _step_supports_amp_scaling = True  # torch's flag for optimizers that support `found_inf`
 
     def __init__(
         self,

@@ -39,27 +39,27 @@ class Curve:
 
 
 def constant(step: int, steps: int, warmup_steps: int) -> float:
-    """Stay at the peak."""
+    """Return 1: the rate stays at the peak."""
     return 1.0
 
 
 def linear(step: int, steps: int, warmup_steps: int) -> float:
-    """Decay linearly. The last step has 1 / (steps − warmup_steps) of the peak."""
+    """Return a linear decay. At the last step it is 1 / (steps − warmup_steps)."""
     return (steps - step) / (steps - warmup_steps)
 
 
 def cosine(step: int, steps: int, warmup_steps: int) -> float:
-    """Follow half a period of a cosine (Loshchilov and Hutter, 2017)."""
+    """Return half a period of a cosine (Loshchilov and Hutter, 2017)."""
     return 0.5 * (1 - math.cos(math.pi * ((steps - step) / (steps - warmup_steps))))
 
 
 def one_minus_sqrt(step: int, steps: int, warmup_steps: int) -> float:
-    """Decay as 1 − sqrt, fast at first (Hägele et al., 2024)."""
+    """Return a decay of 1 − sqrt, which is fast at first (Hägele et al., 2024)."""
     return 1 - math.sqrt((step - warmup_steps) / (steps - warmup_steps))
 
 
 def wsd(step: int, steps: int, warmup_steps: int, decay_share: float = 0.2) -> float:
-    """Warmup-stable-decay: stay at the peak, then decay as 1 − sqrt in the last part (Hägele et al., 2024)."""
+    """Return warmup-stable-decay: 1, then a decay of 1 − sqrt in the last part (Hägele et al., 2024)."""
     start = steps - min(steps - warmup_steps, max(1, math.ceil(exact(decay_share) * steps)))
     return one_minus_sqrt(max(step, start), steps, start)
 

@@ -2,14 +2,14 @@
 
 A sub-network has the first `layers` layers of the model and the first `width` dimensions of its hidden states. It has
 the first `heads` attention heads, and of each head the first width / heads dimensions. Inside a layer it has the first
-`feed_forward` dimensions. So its configuration is that of the model with four other numbers, transformers builds it,
-and its tensors are slices of the model's: docs/subnetworks.md.
+`feed_forward` dimensions. So its configuration is the model's with four other numbers. transformers can build
+it, and its tensors are slices of the model's: docs/subnetworks.md.
 
-    tensor                              what a sub-network has of it
-    queries, keys, values               rows: of each of its heads the first ones; columns: the first
-    the output of attention             columns: those rows
-    Wqkv, Wi (fused)                    rows: of each matrix in it the first ones; columns: the first
-    every other                         the first of each dimension
+    tensor                              part in a sub-network
+    queries, keys, values               rows: the first of each of its heads; columns: the first
+    the output of attention             columns: the indices of those rows
+    Wqkv, Wi (fused)                    rows: the first of each stacked matrix; columns: the first
+    all others                          the first of each dimension
 """
 
 from __future__ import annotations
