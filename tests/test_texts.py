@@ -17,7 +17,7 @@ from support.commands import refuses
 from support.data import make_text, train_tokenizer
 from support.disk import put, write_all
 from support.limits import limits
-from support.sources import invalid_column
+from support.sources import INVALID
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
@@ -136,7 +136,7 @@ BAD_TEXTS = {
     "half of a pair": (["a", "\ud800"], "not-text"),
     "not UTF-8": ([b"a", b"\xff"], "not-text"),
     "a character in two texts": (["é".encode()[:1], "é".encode()[1:]], "not-text"),
-    "invalid bytes in pyarrow": (invalid_column(), "not-text"),
+    "invalid bytes in pyarrow": (INVALID, "not-text"),
     "a null": (pa.array(["a", None]), "wrong-column-type"),
     "numbers": (pa.array([1, 2]), "wrong-column-type"),
 }

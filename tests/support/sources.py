@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -37,18 +36,12 @@ CONTENTS = st.lists(BYTES.map(lambda content: content.lstrip(b"\xef\xbb\xbf")), 
 GROUP = 3  # rows of a row group of `made`
 
 
-def zstd(data):
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    return sink.getvalue().to_pybytes()
-
-
 def zstd_frame(data, window_log):
     """A frame of zstd with one block that is not compressed, which asks for a window of 2^window_log bytes."""
     return b"\x28\xb5\x2f\xfd\0" + bytes([(window_log - 10) << 3]) + (len(data) << 3 | 1).to_bytes(3, "little") + data
 
 
+zstd = partial(pa.compress, codec="zstd", asbytes=True)
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zstd}
 COMPRESSED = [ending for ending in PACK if ending]
 
@@ -69,38 +62,24 @@ def as_csv(rows, **form):
     return sink.getvalue().encode("utf-8", "surrogateescape")
 
 
-def as_tsv(rows):
-    return as_csv(rows, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_ALL)
-
-
-def array(rows, kind):
-    if not pa.types.is_dictionary(kind):
-        return pa.array(rows, kind)
-    values = list(dict.fromkeys(row for row in rows if row is not None))
-    numbers = [None if row is None else values.index(row) for row in rows]
-    return pa.DictionaryArray.from_arrays(pa.array(numbers, kind.index_type), pa.array(values, kind.value_type))
-
-
-def table(rows, kind=None):
-    """kind: type of the text's column, or rows is that column."""
-    column = rows if isinstance(rows, pa.Array) else array(rows, kind or pa.string())
+def table(rows):
+    """The table of texts, or of a column of them; a table stays what it is."""
+    if isinstance(rows, pa.Table):
+        return rows
+    column = rows if isinstance(rows, pa.Array) else pa.array(rows, pa.string())
     return pa.table({"n": range(len(rows)), "text": column})
 
 
-def as_arrow(rows, kind=None, new=pa.ipc.new_stream):
-    sink, rows = pa.BufferOutputStream(), table(rows, kind)
+def as_arrow(rows, new=pa.ipc.new_stream):
+    sink, rows = pa.BufferOutputStream(), table(rows)
     with new(sink, rows.schema) as writer:
-        writer.write_table(rows, max_chunksize=7)
+        writer.write_table(rows, max_chunksize=2)
     return sink.getvalue().to_pybytes()
 
 
-def as_arrow_file(rows, kind=None):
-    return as_arrow(rows, kind, pa.ipc.new_file)
-
-
-def as_parquet(rows, kind=None, group=9):
+def as_parquet(rows, group=9):
     sink = pa.BufferOutputStream()
-    pq.write_table(table(rows, kind), sink, row_group_size=group)
+    pq.write_table(table(rows), sink, row_group_size=group)
     return sink.getvalue().to_pybytes()
 
 
@@ -113,14 +92,12 @@ def saved(rows, folder="d", **state):
 
 def as_tables(rows):
     """A table as a file of Parquet, as a file of Arrow, and as a stream of Arrow: name → content."""
-    sinks = {name: pa.BufferOutputStream() for name in ("a.parquet", "a.arrow", "stream.arrow")}
-    pq.write_table(rows, sinks["a.parquet"], row_group_size=2)
-    for name, new in (("a.arrow", pa.ipc.new_file), ("stream.arrow", pa.ipc.new_stream)):
-        with new(sinks[name], rows.schema) as writer:
-            writer.write_table(rows, max_chunksize=2)
-    return {name: sink.getvalue().to_pybytes() for name, sink in sinks.items()}
+    return {"a.parquet": as_parquet(rows, 2), "a.arrow": as_arrow_file(rows), "stream.arrow": as_arrow(rows)}
 
 
+as_arrow_file = partial(as_arrow, new=pa.ipc.new_file)
+as_tsv = partial(as_csv, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_ALL)
+INVALID = pa.array([b"ab", b"\xffc"]).view(pa.string())  # a column of strings, of which the second is no UTF-8
 MAKE = {"text": as_text, "jsonl": as_jsonl, "csv": as_csv, "tsv": as_tsv, "arrow": as_arrow}
 ENDING = {kind: f".{kind}" for kind in (*MAKE, "parquet")} | {"text": ".txt"}
 
@@ -142,20 +119,16 @@ def made(folder, number, kind, rows):
     return put(place, make(rows)), list(zip(starts, raw, strict=False))
 
 
-def every_unit(unit):
-    return True
-
-
-def blocks_of(paths, wanted=every_unit, **form):
-    """Each block and its documents."""
-    blocks = find_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted)
+def blocks_of(paths, *wanted, **form):
+    """Each block and its documents. wanted: of `find_blocks`."""
+    blocks = find_blocks(split([local(path) for path in paths], TextFormat(**form)), *wanted)
     return ((block, block.decode()) for block in blocks)
 
 
-def read(paths, wanted=every_unit, **form):
+def read(paths, *wanted, **form):
     """(unit, text, replaced) of each document, after checking that the blocks themselves are well made."""
     documents = []
-    for block, some in blocks_of(paths, wanted, **form):
+    for block, some in blocks_of(paths, *wanted, **form):
         assert some.starts.size > 0 or some.bad
         assert some.offsets[0] == 0
         assert some.offsets[-1] == some.num_bytes <= len(some.text) - TEXT_PADDING
@@ -167,11 +140,6 @@ def read(paths, wanted=every_unit, **form):
             assert text[stop - 1 : stop] == b"\n"
             documents.append((block.unit, text[start : stop - 1], int(replaced)))
     return documents
-
-
-def invalid_column():
-    """Two rows of strings, of which the second has an invalid byte."""
-    return pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"ab\xffc"))
 
 
 def stopped(inputs, out, num_units, **options):

@@ -20,13 +20,13 @@ from support.disk import put
 from support.sources import (
     COMPRESSED,
     ENDING,
+    INVALID,
     MAKE,
     PACK,
     as_arrow,
     as_arrow_file,
     as_parquet,
     as_tables,
-    invalid_column,
     saved,
     zstd_frame,
 )
@@ -184,7 +184,7 @@ INPUTS = [
     ],
     *[
         (f"{name}: invalid bytes", {name: content}, "", ["ab", "\ufffdc"], f"the first at {name}, row 2; ")
-        for name, content in as_tables(of("text", column=invalid_column())).items()
+        for name, content in as_tables(of("text", column=INVALID)).items()
     ],
     *[
         (f"arrow: index {index}", {"a.arrow": as_arrow_file(coded(index))}, "", Refused("not-of-format", ""))
