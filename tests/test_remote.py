@@ -207,9 +207,9 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
     ):
         for fault in faults:
             fail({1 if kind == "changed" else -1: fault})
-            refusal = refused(main, "build", urls[scheme], "--out", tmp_path / "out", "--tokenizer", vocab, kind=kind)
-            assert refusal.sentence.startswith(urls[scheme].partition("?")[0])
-            assert "secret" not in refusal.sentence
+            sentence = refused(main, "build", urls[scheme], "--out", tmp_path / "out", "--tokenizer", vocab, kind=kind)
+            assert sentence.startswith(urls[scheme].partition("?")[0])
+            assert "secret" not in sentence
             assert Faulty.count >= tries
             assert (Faulty.count > 2) == (tries > 2)
             assert not (tmp_path / "out").exists()

@@ -597,10 +597,10 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
         rows = "0\tlight\tsalt\tneutral", "1\tlight\tsalt\t-"
         write(data / "MNLI" / f"dev_{part}.tsv", "index\tsentence1\tsentence2\tgold_label", *rows)
     write(data / "wnli", "a file of this name is no task")
-    arguments, refusals = ["suite", "glue", *tuning_of(bert_run, data, out)], []
-    with before_rename("out/result.json", lambda: refusals.append(refused(main, *arguments, **busy))):
+    arguments, sentences = ["suite", "glue", *tuning_of(bert_run, data, out)], []
+    with before_rename("out/result.json", lambda: sentences.append(refused(main, *arguments, **busy))):
         done = succeeds(main, *arguments)
-    assert [refusal.sentence.partition(" by ")[0] for refusal in refusals] == [f"{out} is in use"]
+    assert [sentence.partition(" by ")[0] for sentence in sentences] == [f"{out} is in use"]
     for name in ("cola mcc", "rte accuracy", "mnli accuracy", "mnli mismatched accuracy", "sst2, mrpc, stsb, qqp"):
         assert name in done.output
     assert all(f"{name}: 1 row" in done.stderr for name in ("MNLI/train.tsv", "dev_matched.tsv"))

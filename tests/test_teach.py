@@ -183,9 +183,9 @@ def test_damage_is_found_and_named(caches, tmp_path):
     (out / "unit-00002.json").unlink()
     with open(out / "unit-00003.tails.npy", "ab") as file:
         file.write(b"\0")
-    refusal = refused(main, "teacher", "--verify", out, kind="damaged")
+    sentence = refused(main, "teacher", "--verify", out, kind="damaged")
     for name in ("unit-00001.ids.npy", "unit-00002.json", "unit-00003.tails.npy"):
-        assert name in refusal.sentence
+        assert name in sentence
     for position in (UNIT, 3 * UNIT):
         with refuses("damaged"):
             answers.TeacherCache(out).read(np.array([position]), 83)

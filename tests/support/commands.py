@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import click
@@ -17,15 +16,6 @@ from bertdata.errors import BertdataError, UsageError
 
 CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
 """click's own errors by the nearest kind of ours; the first class that fits is taken."""
-
-
-class Refusal(NamedTuple):
-    """Why a command ended: the kind of its error, the option that the error names, and its value."""
-
-    kind: str
-    option: str | None
-    given: Any
-    sentence: str
 
 
 def invoke(command, *arguments, **options):
@@ -44,7 +34,7 @@ def succeeds(command, *arguments, **options):
 
 
 def refused(command, *arguments, kind, option=None, given=..., says="", **options):
-    """Runs a command that must end in one sentence, with an error of this kind about this option; returns the Refusal.
+    """Runs a command that must end in one sentence, with an error of this kind about this option; returns the sentence.
 
     The exit code is 2 for an error of usage and else 1, and the last line of stderr is the sentence. given, says: as
     those of `refuses`.
@@ -56,24 +46,24 @@ def refused(command, *arguments, kind, option=None, given=..., says="", **option
     while error is not None and not isinstance(error, (BertdataError, click.ClickException)):
         error = error.__context__
     assert error is not None, result.output
-    refusal = checked(error, kind, option, given, says)
+    sentence = checked(error, kind, option, given, says)
     assert result.exit_code == (2 if isinstance(error, (UsageError, click.UsageError)) else 1)
-    assert result.stderr.splitlines()[-1] == f"Error: {refusal.sentence}"
-    return refusal
+    assert result.stderr.splitlines()[-1] == f"Error: {sentence}"
+    return sentence
 
 
 def checked(error, kind, option, given, says):
-    """The Refusal that an error is, which must be this one."""
+    """The sentence of an error, which must be of this kind, about this option."""
     if isinstance(error, BertdataError):
-        refusal = Refusal(error.kind, error.option, error.given, str(error))
+        found, value, sentence = (error.kind, error.option), error.given, str(error)
     else:
         nearest = next(kind for fits, kind in CLICK_KINDS.items() if isinstance(error, fits))
         name = error.param.name if getattr(error, "param", None) else getattr(error, "option_name", None)
-        refusal = Refusal(nearest, name, None, error.format_message())
-    assert (refusal.kind, refusal.option) == (kind, option), refusal
-    assert given is ... or refusal.given == given, refusal
-    assert says in refusal.sentence, refusal
-    return refusal
+        found, value, sentence = (nearest, name), None, error.format_message()
+    assert found == (kind, option), sentence
+    assert given is ... or value == given, sentence
+    assert says in sentence
+    return sentence
 
 
 @contextmanager

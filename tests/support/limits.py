@@ -1,6 +1,6 @@
 """The constants of the product that tests change, by the names that tests give them."""
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from unittest.mock import patch
 
 CONSTANTS = {
@@ -62,10 +62,9 @@ CONSTANTS = {
 }
 
 
-@contextmanager
 def limits(**values):
-    """Change constants for as long as the context lasts."""
-    with ExitStack() as stack:
-        for name, value in values.items():
-            stack.enter_context(patch(CONSTANTS[name], value))
-        yield
+    """Change constants, until a `with` of what this returns ends."""
+    stack = ExitStack()
+    for name, value in values.items():
+        stack.enter_context(patch(CONSTANTS[name], value))
+    return stack

@@ -33,8 +33,7 @@ from support.commands import refused
 from support.limits import limits
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
-FEW_STEPS = limits(warmup_steps=1, timed_steps=1)
-FEW_STEPS.__enter__()
+limits(warmup_steps=1, timed_steps=1)
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -152,7 +151,7 @@ def flags(data, out, **options):
 
 
 def refused_run(data, out, *, kind, option=None, given=..., says="", **options):
-    """Pre-trains in this process, which must be refused as `commands.refused` says; returns the Refusal."""
+    """Pre-trains in this process, which must be refused as `commands.refused` says; returns the sentence."""
     return refused(main, *flags(data, out, **options), kind=kind, option=option, given=given, says=says)
 
 

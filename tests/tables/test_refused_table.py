@@ -204,7 +204,7 @@ def test_a_command_that_makes_no_sense_is_refused(vocab, line, kind, option):
     for more, value in (("--out", "out"), ("--tokenizer", vocab)):
         if name in ("build", "import") and more not in words and (more == "--out" or "--finish" not in words):
             words += [more, value]
-    assert "secret" not in refused(main, name, *words, kind=kind, option=option).sentence
+    assert "secret" not in refused(main, name, *words, kind=kind, option=option)
     assert os.listdir() == before
 
 
