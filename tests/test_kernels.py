@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numba import njit
 from reference import documents as reference
 from reference import keys
-from support.data import as_kernel, word_list
+from support.data import word_list
 
 from bertdata import IGNORE_INDEX, Masking, SpecialTokens
 from bertdata.bits import keep_masked
@@ -22,7 +23,7 @@ from bertdata.sources.kernels import TEXT_PADDING
 from bertdata.write import kernels as build_kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
-KEPT = as_kernel(keep_masked)
+KEPT = njit(lambda *arguments: keep_masked(*arguments))
 
 
 SIZES_OF_BLOCKS = st.none() | st.integers(1, 9) | st.integers(1, 2**20) | st.just(2**40)

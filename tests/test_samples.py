@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
 from support.commands import refuses
-from support.data import SPECIAL, SPECIALS, built, faults_of, stream_of, write_dataset
+from support.data import SPECIAL, SPECIALS, built, faults_of, stored, write_dataset
 from support.disk import contents, write
 from support.limits import CONSTANTS, limits
 from support.runs import FORKS
@@ -60,7 +60,7 @@ def rows_by_reference(how, data, documents, *, together, short_seq_prob, epoch, 
         return {name: values + [0] * (length - len(values)) for name, values in named.items()}
 
     if how == "windows":
-        texts = keys.windows(stream_of(data), text_length=length - 2, seed=options["seed"], variant=epoch)
+        texts = keys.windows(sum(stored(data), []), text_length=length - 2, seed=options["seed"], variant=epoch)
         return [row([2, *text, 3], len(text) + 2) for text in texts]
     found = []
     if how == "pairs":

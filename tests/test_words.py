@@ -20,8 +20,9 @@ import pytest
 from any_tokenizer import GPT2_RULE, LLAMA3_RULE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numba import njit
 from support.commands import refuses
-from support.data import SPECIALS, as_kernel, code_points, ids_of, joined, make_text, plain, word_list
+from support.data import SPECIALS, code_points, ids_of, joined, make_text, plain, word_list
 from support.encoding import assert_exact, by_library, json_of, loaded
 from support.families import fast
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -414,7 +415,7 @@ def test_merges_of_any_tokens_in_any_order(choices, words, order):
 
 def test_no_word_is_left_to_merging_if_tokens_are_made_in_order():
     """Merging would give the same ids, but takes time in the square of the length of a word."""
-    tokenizer, cut = kind("GPT-2"), as_kernel(cut_word)
+    tokenizer, cut = kind("GPT-2"), njit(lambda *arguments: cut_word(*arguments))
     model = json.loads(tokenizer.files[TOKENIZER])["model"]
     fields = model_tables(model, model["vocab"], byte_level=True)
     tables = namedtuple("Tables", ["trie", "symbols", "pairs"])(*map(fields.get, ("trie", "symbols", "pairs")))

@@ -1,17 +1,19 @@
 """Text, vocabularies, datasets and batches that many tests make or compare."""
 
+import copy
 import hashlib
 import json
 import pickle
 import random
 import re
+from functools import reduce
 from itertools import pairwise
+from operator import getitem
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
-from numba import njit
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
@@ -98,16 +100,6 @@ def word_list(name, encoding=None):
     return [text.encode(encoding) for text in found] if encoding else found
 
 
-def as_kernel(part):
-    """A kernel that calls a part of kernels, for tests of the part."""
-    return njit(lambda *arguments: part(*arguments))
-
-
-def stream_of(dataset, split="train"):
-    """All tokens of a split, as a list."""
-    return [int(t) for shard in range(len(dataset.splits[split])) for t in dataset.tokens(split, shard)]
-
-
 def assert_same(one, other):
     """Two batches of a Loader have the same arrays."""
     assert one.arrays().keys() == other.arrays().keys()
@@ -124,10 +116,10 @@ def assert_goes_on(make):
         states.append(json.dumps(loader.state_dict()))
         pickled.append(pickle.dumps(loader))
     assert max(map(len, pickled)) < 4096
-    for step, (state, copy) in enumerate(zip(states, pickled, strict=True)):
+    for step, (state, saved) in enumerate(zip(states, pickled, strict=True)):
         restored = make()
         restored.load_state_dict(json.loads(state))
-        for rest in (list(restored), list(pickle.loads(copy))):  # noqa: S301
+        for rest in (list(restored), list(pickle.loads(saved))):  # noqa: S301
             assert len(rest) == len(batches) - step
             for expected, batch in zip(batches[step:], rest, strict=True):
                 assert_same(expected, batch)
@@ -152,11 +144,8 @@ def members(record, path=()):
 
 def with_member(record, path, value):
     """A copy of a JSON record with another value of the member that a path leads to."""
-    record = json.loads(json.dumps(record))
-    holder = record
-    for name in path[:-1]:
-        holder = holder[name]
-    holder[path[-1]] = value
+    record = copy.deepcopy(record)
+    reduce(getitem, path[:-1], record)[path[-1]] = value
     return record
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pickle
 import re
 import shutil
 from contextlib import ExitStack, contextmanager
@@ -11,18 +10,8 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 
-class Touch:
-    """What a pickle would run."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
 def damages(content, path):
-    """What a file may hold in place of its content. path: what a pickle would make."""
+    """What a file may hold in place of its content. path: a directory that a pickle would make."""
     return {
         "empty": b"",
         "cut": content[: len(content) // 2],
@@ -31,7 +20,7 @@ def damages(content, path):
         "number": b"5",
         "object": b"{}",
         "deep": b"[" * 100_000,
-        "pickle": pickle.dumps(Touch(path)),
+        "pickle": b"cos\nmkdir\n(V%b\ntR." % os.fsencode(path),  # calls os.mkdir(path)
     }
 
 
@@ -66,17 +55,15 @@ def failing(number, error):
         yield calls
 
 
-@contextmanager
 def syncing(called):
-    """Calls `called(path)` before a file or a directory is synced, which may raise or wait as a disk does."""
+    """A context that calls `called(path)`, which may raise or wait, before a file or a directory is synced."""
     real = os.fsync
 
     def fsync(fd):
         called(Path(os.readlink(f"/proc/self/fd/{fd}")))
         real(fd)
 
-    with patch.object(os, "fsync", fsync):
-        yield
+    return patch.object(os, "fsync", fsync)
 
 
 def step_of_index(path):
@@ -94,9 +81,8 @@ def full_at(*steps):
     return syncing(full)
 
 
-@contextmanager
 def before_rename(name, action):
-    """Calls an action in this context before a file whose path ends with a name gets it."""
+    """A context that calls an action before a file whose path ends with a name gets it."""
     replace = os.replace
 
     def replaced(source, target):
@@ -104,8 +90,7 @@ def before_rename(name, action):
             action()
         replace(source, target)
 
-    with patch.object(os, "replace", replaced):
-        yield
+    return patch.object(os, "replace", replaced)
 
 
 @contextmanager

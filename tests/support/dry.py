@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import traceback
 from itertools import pairwise
 
 import torch
@@ -136,26 +135,22 @@ def _documents(query, key, value, bounds, longest, scale, window):
         yield own, q, k, v, scores.masked_fill((ahead < -left) | (ahead > right), -torch.inf).softmax(-1)
 
 
-def _scale(query, scale):
-    return query.shape[-1] ** -0.5 if scale is None else scale
-
-
 def forward(query, key, value, bounds, _, longest, __, is_causal, scale, window, *others):
     """torch_attn::_varlen_attn, one document after another. Counts its calls."""
     counters["dry"]["calls"] += 1
     out, lse = torch.empty_like(query), torch.zeros(query.shape[1], query.shape[0])
-    for own, _, _, v, p in _documents(query, key, value, bounds, longest, _scale(query, scale), window):
+    for own, _, _, v, p in _documents(query, key, value, bounds, longest, scale, window):
         out[own] = torch.einsum("hqk,khd->qhd", p, v).to(out.dtype)
     return out, lse, torch.zeros(2, dtype=torch.uint64)
 
 
 def backward(grad, query, key, value, out, lse, bounds, _, longest, __, is_causal, state, scale, window):
     """torch_attn::_varlen_attn_backward."""
-    grads, factor = [torch.empty_like(tensor) for tensor in (query, key, value)], _scale(query, scale)
-    for own, q, k, v, p in _documents(query, key, value, bounds, longest, factor, window):
+    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+    for own, q, k, v, p in _documents(query, key, value, bounds, longest, scale, window):
         d = grad[own].to(q.dtype)
         dp = torch.einsum("qhd,khd->hqk", d, v)
-        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * factor
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
         grads[0][own] = torch.einsum("hqk,khd->qhd", ds, k).to(query.dtype)
         grads[1][own] = torch.einsum("hqk,qhd->khd", ds, q).to(key.dtype)
         grads[2][own] = torch.einsum("hqk,qhd->khd", p, d).to(value.dtype)
@@ -169,25 +164,7 @@ def give_cpus_the_kernel():
     varlen._varlen_attn_backward.register_kernel("cpu", backward)
 
 
-# ------------------------------------------------------------------------------------------------ a process of its own
-
-
 def apart(function, *arguments, **options):
     """What a function returns in a process of its own, as one that has compiled is not safe to fork."""
-
-    def run():
-        counters.clear()
-        try:
-            there.send((function(*arguments, **options), None))
-        except BaseException:
-            there.send((None, traceback.format_exc()))
-
-    here, there = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=run, daemon=True)
-    process.start()
-    there.close()
-    found, error = here.recv() if here.poll(300) else (None, "it did not end")
-    process.kill()
-    process.join()
-    assert error is None, error
-    return found
+    with FORKS.Pool(1, counters.clear) as pool:
+        return pool.apply_async(function, arguments, options).get(300)
