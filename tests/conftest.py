@@ -9,7 +9,6 @@ import importlib.util
 import json
 import logging
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -205,26 +204,6 @@ def tables_as_they_were():
 def folder(tmp_path_factory):
     """A directory of a file of tests, whose properties write over what an example before left there."""
     return tmp_path_factory.mktemp("folder")
-
-
-@pytest.fixture
-def full_disk(monkeypatch):
-    """full_disk(n): a context in which files have n bytes at most, as on a disk that has no more room.
-
-    A module that is imported in it leaves no .pyc: Python 3.11 does not notice that one was cut short.
-    """
-
-    @contextlib.contextmanager
-    def limited(num_bytes):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        monkeypatch.setattr(sys, "dont_write_bytecode", True)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    return limited
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from support.commands import invoke, refused, refuses, succeeds, waited
 from support.data import build, make_text, write_dataset
-from support.disk import flip, write
+from support.disk import flip, full_disk, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoModelForMaskedLM
 
@@ -333,7 +333,7 @@ def test_bench_measures_what_it_says(dataset, tmp_path, limit):
         ("bertrain plot RUN --out OUT/x.png", "x.png"),
     ],
 )
-def test_a_full_disk_is_named_with_the_file(dataset, finished, tmp_path, full_disk, command, path):
+def test_a_full_disk_is_named_with_the_file(dataset, finished, tmp_path, command, path):
     for name, place in (("SHARDS", dataset.path), ("RUN", finished), ("OUT", tmp_path)):
         command = command.replace(name, str(place))
     program, *words = command.split()

@@ -37,8 +37,7 @@ from reference import ids
 from support.commands import succeeds
 from support.data import BAD, GOOD, LETTERS, ROOT, SPECIALS, WORDS, make_text, stored
 from support.disk import write, write_all
-from support.families import LONGFORMER
-from support.families import SMALL as FAMILIES_HERE
+from support.families import LISTED, LONGFORMER
 from torch.distributed.run import get_args_parser
 from transformers import BertConfig, BertForMaskedLM
 
@@ -319,7 +318,7 @@ def texts():
         "genome.fa": genome,
         "uniref50.fasta": [line.upper() for line in genome],
         "blimp.jsonl": [json.dumps({"good": "the river", "bad": "river the", "field": "syntax"})],
-        "electra/config.json": [json.dumps({"model_type": "electra"} | FAMILIES_HERE["electra"])],
+        "electra/config.json": [json.dumps({"model_type": "electra"} | LISTED["electra"])],
         "longformer.json": [json.dumps(LONGFORMER)],
     }
     for part in ("train", "dev", "test"):

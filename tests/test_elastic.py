@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import commands
 from support.data import SPECIAL
-from support.families import SMALL, four_rows
+from support.families import LISTED, four_rows
 from support.runs import last_checkpoint, learner, learner_of, refused_run, train
 from transformers import AutoTokenizer
 
@@ -38,7 +38,7 @@ RUN = {"elastic": SPACE, "steps": 6, "micro_batch_size": 3, "save_every": 3}
 def configs(once):
     def make(folder):
         for name in SMALLER:
-            (folder / f"{name}.json").write_text(json.dumps({"model_type": name} | SMALL[name] | SHAPE))
+            (folder / f"{name}.json").write_text(json.dumps({"model_type": name} | LISTED[name] | SHAPE))
 
     return {name: str(once("configs", make) / f"{name}.json") for name in SMALLER}
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.attention.varlen
 from support.commands import json_of, succeeds, tuning
 from support.data import built, make_text, write_labelled
-from support.families import SMALL, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
+from support.families import LISTED, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
 from support.runs import ALONE, CPU, entries, flags, launch, learner, steps_of, train
 from transformers import CONFIG_MAPPING
 
@@ -38,7 +38,7 @@ from bertrain.trainer import Trainer, autocast_of, build_learner, build_model
 DEVICE = torch.device(os.environ.get("GPU_TESTS_ON", "cuda"))
 ON_GPU = DEVICE.type == "cuda"
 RANKS = 2 if not ON_GPU or torch.cuda.device_count() > 1 else 1
-KNOWN = [name for name in SMALL if name in CONFIG_MAPPING]  # an older transformers has fewer families
+KNOWN = [name for name in LISTED if name in CONFIG_MAPPING]  # an older transformers has fewer families
 PRECISIONS = {"fp32": (1e-5, 1e-4), "bf16": (2e-3, 1e-1), "fp16": (5e-4, 1e-2)}
 """How far a loss and a gradient may be from those of float32 on a CPU, relative to their size."""
 QUIET = {"log_every": 1000, "save_every": 1000, "eval_every": 0}  # a log entry and a checkpoint at the end alone

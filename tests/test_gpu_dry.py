@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from support.data import write_dataset
-from support.dry import GPU, LENGTHS, ROWS, Squares, apart, fakes, give_cpus_the_kernel, micro_batch, training_of
+from support.dry import GPU, LENGTH_OF, ROWS, Squares, apart, fakes, give_cpus_the_kernel, micro_batch, training_of
 from support.families import model_of
 from support.runs import ALONE, CPU, QUIET, assert_near, learner, train
 from torch._dynamo.utils import counters
@@ -45,7 +45,7 @@ SAVED = {"bert-base": 32_000, "bert-large": 42_500, "modernbert-base": 28_500}
 """At most so many bytes a token and layer are kept for the backward pass, without what a compiler saves."""
 CASES = [
     pytest.param(name, packed, id=f"{name}-{'packed' if packed else 'windows'}", marks=marks_of(name))
-    for name in LENGTHS
+    for name in LENGTH_OF
     for packed in (False, True)
     if not packed or FAMILIES[name.rpartition("-")[0] if name in SAVED else name].isolation
 ]
@@ -81,7 +81,7 @@ def test_a_forward_pass_on_a_gpu(web, configs, monkeypatch, name, packed):
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
         sums = LossSums(["mlm"], GPU)
         sums.begin_step(torch.empty(1, dtype=torch.float64, device=GPU))
-        with Squares(LENGTHS[name]) as squares, training.autocast():
+        with Squares(LENGTH_OF[name]) as squares, training.autocast():
             losses = module(**module.prepare(piece))
         total = module.total(losses, torch.empty(1, device=GPU))
         sums.add(losses)
@@ -205,7 +205,7 @@ def test_what_is_kept_for_the_backward_pass(web, configs, monkeypatch, name):
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), training.autocast():
             module.encode(piece["input_ids"])
     total = sum(size for number, (size, _) in kept.items() if number not in weights)
-    places = ROWS * LENGTHS[name] * module.model.config.num_hidden_layers
+    places = ROWS * LENGTH_OF[name] * module.model.config.num_hidden_layers
     assert 0.9 * SAVED[name] < total / places < SAVED[name]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.data import SPECIAL
 from support.disk import write
-from support.families import SMALL
+from support.families import LISTED
 from support.runs import changing, entries, learner, train
 from transformers import AutoModelForMaskedLM
 
@@ -23,7 +23,7 @@ UPPER = r"layers?\.[23]\.|head|decoder|final_norm|^cls\."  # the last two of fou
 @pytest.fixture(params=["bert", "modernbert"])
 def config(request, tmp_path):
     """A configuration of four layers; those of ModernBERT attend to all and to few tokens in turn."""
-    values = SMALL[request.param] | {"model_type": request.param, "num_hidden_layers": 4}
+    values = LISTED[request.param] | {"model_type": request.param, "num_hidden_layers": 4}
     return str(write(tmp_path / request.param, json.dumps(values)))
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import optim as reference
-from support.families import SMALL, fast
+from support.families import LISTED, fast
 from transformers import AutoConfig
 
 from bertrain.models.families import auto_class
@@ -46,10 +46,10 @@ def test_a_step_of_muon_is_that_of_each_matrix(seed):
     torch.testing.assert_close(bias, plain)
 
 
-@pytest.mark.parametrize("name", fast(SMALL, "squeezebert"))
+@pytest.mark.parametrize("name", fast(LISTED, "squeezebert"))
 def test_muon_takes_the_matrices_of_layers(name):
     ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
-    config = AutoConfig.for_model(name, vocab_size=50, **SMALL[name] | ids)
+    config = AutoConfig.for_model(name, vocab_size=50, **LISTED[name] | ids)
     model = auto_class(config).from_config(config)
     matrices = muon.hidden_matrices(model)
     names = {parameter: path for path, parameter in model.named_parameters()}

@@ -12,7 +12,7 @@ from reference.pairs import score as slow_score
 from support.commands import json_of, refused, succeeds
 from support.data import built, byte_level_bpe, make_text
 from support.disk import write, write_all
-from support.families import SMALL
+from support.families import LISTED
 from support.runs import ALONE, CPU
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
@@ -43,7 +43,7 @@ def write_checkpoint(out, model_type, tokenizer):
     special = tokenizer.special
     values = {"vocab_size": special.vocab_size, "pad_token_id": special.pad, "initializer_range": 0.3}
     torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(model_type, **SMALL[model_type] | values))
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(model_type, **LISTED[model_type] | values))
     model.save_pretrained(out)
     return write_all(out, tokenizer.files)
 

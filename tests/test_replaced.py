@@ -12,16 +12,16 @@ from reference import keys
 from support import runs
 from support.commands import invoke
 from support.data import ROOT
-from support.families import SMALL, assert_isolated, packed_rows
-from support.runs import CPU, PLAIN, QUIET, TINY, flags, last_checkpoint, plain_adamw, refused_run, run_of, train
+from support.families import LISTED, assert_isolated, packed_rows
+from support.runs import CPU, QUIET, TINY, flags, last_checkpoint, refused_run, run_of, train
 from transformers import AutoModel, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
 from bertrain.config import Config
 from bertrain.data import build_loader, micro_batches
 
-ELECTRA = SMALL["electra"] | {"model_type": "electra", "embedding_size": 32, "hidden_size": 48, "num_hidden_layers": 3}
-DEBERTA = SMALL["deberta-v2"] | {"model_type": "deberta-v2"}
+ELECTRA = LISTED["electra"] | {"model_type": "electra", "embedding_size": 32, "hidden_size": 48, "num_hidden_layers": 3}
+DEBERTA = LISTED["deberta-v2"] | {"model_type": "deberta-v2"}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def plain_losses(config, shards, num_steps):
     if config.flat()["share_embeddings"] == "tied":
         del own[name]
     generator = generator.train()
-    adamw = plain_adamw([*generator.parameters(), *own.values()])
+    adamw = torch.optim.AdamW([*generator.parameters(), *own.values()], 1e-3, (0.9, 0.98), 1e-6, weight_decay=0.0)
     loader, found = build_loader(config, shards), []
     for step in range(num_steps):
         batch = next(loader)
@@ -89,7 +89,8 @@ def test_ten_steps_have_the_losses_of_transformers_and_the_discriminator_is_an_e
     dataset, tmp_path, options, sharing
 ):
     width = {"embedding_size": 16} if sharing == "none" else {}  # which need not be that of the generator
-    given = options(ELECTRA | width, share_embeddings=sharing, save_every=100, **PLAIN | {"steps": 10})
+    plain = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "clip_norm": 1e6, "lr": 1e-3, "epsilon": 1e-6}
+    given = options(ELECTRA | width, share_embeddings=sharing, save_every=100, steps=10, **plain)
     log = train(dataset.path, tmp_path / "run", **given)
     config = Config.make(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
     expected = plain_losses(config, dataset, 10)
@@ -133,7 +134,7 @@ def test_a_kernel_that_drops_no_attention_is_refused_for_the_discriminator(datas
 
 def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path, options):
     config = tmp_path / "model.json"
-    config.write_text(json.dumps(SMALL["modernbert"] | {"model_type": "modernbert"}))
+    config.write_text(json.dumps(LISTED["modernbert"] | {"model_type": "modernbert"}))
     given = options() | {"model": str(config), "discriminator": str(config), "gradient_checkpointing": True}
     given |= {"rope_base": 777.0, "data": str(dataset.path), "out": str(tmp_path / "run")}
     run = run_of(Config.make(length=32, global_batch_size=6, **given))

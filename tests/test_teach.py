@@ -15,8 +15,7 @@ from scipy.special import rel_entr, softmax
 from support.commands import invoke, refused, refuses, succeeds
 from support.data import SPECIAL, assert_goes_on, assert_same, build, write_dataset
 from support.disk import contents, write
-from support.families import SMALL as FAMILIES_HERE
-from support.families import model_of
+from support.families import LISTED, model_of
 from support.limits import limits
 from support.runs import CPU, QUIET, TINY, flags, last_checkpoint, learner, learner_of, on_ranks, refused_run, train
 
@@ -32,7 +31,7 @@ from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import recompute_activations
 from bertrain.models.load import load_model, new_model
 
-BERT = FAMILIES_HERE["bert"] | {"model_type": "bert"}
+BERT = LISTED["bert"] | {"model_type": "bert"}
 TEACHER = BERT | {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "hidden_dropout_prob": 0.1}
 VARIANTS, UNIT = 2, 37
 

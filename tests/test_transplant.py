@@ -8,7 +8,7 @@ import torch
 from support.commands import refused, succeeds
 from support.data import SPECIALS, byte_level_bpe
 from support.disk import write, write_all
-from support.families import SMALL, VARIANTS
+from support.families import LISTED, VARIANTS
 from support.runs import QUIET, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
@@ -38,7 +38,7 @@ def checkpoint(ordinary, tmp_path):
 
     def make(kind, pad=0):
         tokenizer = load_tokenizer(str(write(tmp_path / "old.txt", *specials(pad), *ordinary)))
-        settings = {"vocab_size": len(SPECIALS + ordinary), "pad_token_id": pad} | (SMALL.get(kind) or VARIANTS[kind])
+        settings = {"vocab_size": len(SPECIALS + ordinary), "pad_token_id": pad} | (LISTED.get(kind) or VARIANTS[kind])
         model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind.split()[0], **settings))
         for parameter in model.parameters():  # biases and padding too
             torch.nn.init.normal_(parameter, std=0.2)

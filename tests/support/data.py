@@ -11,7 +11,6 @@ from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 
-import hypothesis
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -30,12 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt"]
-
-
-def code_points():
-    """Every character up to U+33FF and in every 17th 256 beyond; all there are with --hypothesis-profile=long."""
-    pages = range(0x1100) if hypothesis.settings().max_examples > 1000 else (*range(0x34), *range(0x34, 0x1100, 17))
-    return [chr(256 * page + n) for page in pages if not 0xD8 <= page < 0xE0 for n in range(256)]
 
 
 def make_text(num_documents, *, seed=0):
@@ -188,9 +181,9 @@ def plain(encoded):
 GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
 
 
-def write_labelled(path, *, repeat=1, header=()):
+def write_labelled(path, *, repeat=1):
     """A table of the texts of GOOD and BAD with labels 1 and 0, between tabs."""
-    return write(path, *header, *[f"{text}\t{int(text in GOOD)}" for text in GOOD + BAD] * repeat)
+    return write(path, *[f"{text}\t{int(text in GOOD)}" for text in GOOD + BAD] * repeat)
 
 
 def stored(dataset):

@@ -24,7 +24,7 @@ from bertrain.trainer import Trainer
 from support.runs import FORKS
 
 GPU = torch.device("cuda", 0)
-LENGTHS = {
+LENGTH_OF = {
     "bert-base": 512,
     "bert-large": 512,
     "modernbert-base": 1024,
@@ -87,7 +87,7 @@ class Indexing(TorchFunctionMode):
 
 def training_of(name, configs, dataset, device, **options):
     """A model in training, in bf16, of fake tensors on a device. configs: files of those that are no presets."""
-    options |= {"model": configs.get(name, name), "length": LENGTHS[name], "precision": "bf16", "compile": "off"}
+    options |= {"model": configs.get(name, name), "length": LENGTH_OF[name], "precision": "bf16", "compile": "off"}
     config = Config.make(data=str(dataset.path), out="none", **options)
     with torch.device("meta"):  # whose weights get no first values
         weights, _ = new_model(config.model, dataset.special_tokens, length=config.length, seed=0)
@@ -96,7 +96,7 @@ def training_of(name, configs, dataset, device, **options):
 
 def micro_batch(name, dataset, device, *, packed=False):
     """A micro-batch as `feed` gives it to a GPU, as fake tensors on a device."""
-    loader = Loader(dataset, length=LENGTHS[name], global_batch_size=ROWS, samples="packed" if packed else "windows")
+    loader = Loader(dataset, length=LENGTH_OF[name], global_batch_size=ROWS, samples="packed" if packed else "windows")
     with _disable_current_modes():
         (piece,) = micro_batches(next(loader), size=ROWS, count=1, device=torch.device("cpu"))
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for name, tensor in piece.items()}

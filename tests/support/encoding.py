@@ -25,7 +25,7 @@ def loaded(tokenizer, roles=None):
     return LoadedTokenizer(json.dumps(tokenizer) if isinstance(tokenizer, dict) else tokenizer, roles)
 
 
-def json_of(model, pre_tokenizer, normalizer=None, *, texts=(), edit=None, **options):
+def tokenizer_json(model, pre_tokenizer, normalizer=None, *, texts=(), edit=None, **options):
     """The JSON of a tokenizer, which is trained if there are texts. options: of the trainer, edit: changes the JSON."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer

@@ -29,9 +29,9 @@ DEBERTA_2 = {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key
 NARROW = "electra", "albert", "roformer", "mobilebert", "convbert"  # with embeddings of fewer features
 WINDOW = {"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
 DECODER = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-SMALL = dict.fromkeys(FAMILIES, SIZES) | dict.fromkeys(NARROW, SIZES | {"embedding_size": 16})
-SMALL |= {name: DECODER for name, family in FAMILIES.items() if family.decoder}
-SMALL |= {
+LISTED = dict.fromkeys(FAMILIES, SIZES) | dict.fromkeys(NARROW, SIZES | {"embedding_size": 16})
+LISTED |= {name: DECODER for name, family in FAMILIES.items() if family.decoder}
+LISTED |= {
     "gemma3_text": DECODER | WINDOW | {"final_logit_softcapping": 30.0},
     "mistral": DECODER | {"sliding_window": 3},
     "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
@@ -42,7 +42,7 @@ SMALL |= {
     "rembert": SIZES | {"input_embedding_size": 16, "output_embedding_size": 24},
     "deberta": SIZES | DEBERTA,
     "deberta-v2": SIZES | DEBERTA | DEBERTA_2 | {"position_biased_input": False, "type_vocab_size": 0},
-    "mobilebert": SMALL["mobilebert"] | {"intra_bottleneck_size": 16},
+    "mobilebert": LISTED["mobilebert"] | {"intra_bottleneck_size": 16},
     "nystromformer": SIZES | {"conv_kernel_size": 1},
     "squeezebert": SIZES | {"embedding_size": 32, "q_groups": 2, "k_groups": 2, "v_groups": 2},
     "flaubert": XLM,
@@ -57,19 +57,19 @@ VARIANTS = {  # what a configuration can change in how a family predicts; the na
     "deberta-v2 with a new head": SIZES | DEBERTA | {"legacy": False},
     "deberta-v2 with a convolution": SIZES | DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu"},
     "esm with positions": SIZES | {"position_embedding_type": "absolute", "token_dropout": False},
-    "distilbert with sines": SMALL["distilbert"] | {"sinusoidal_pos_embds": True},
+    "distilbert with sines": LISTED["distilbert"] | {"sinusoidal_pos_embds": True},
     "eurobert with as many keys": SIZES | {"num_key_value_heads": 2},
-    "mobilebert without trigrams": SMALL["mobilebert"] | {"trigram_input": False},
+    "mobilebert without trigrams": LISTED["mobilebert"] | {"trigram_input": False},
     "modernbert with biases": SIZES | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False},
     "deberta with one kind": SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]},
     "llama tied": DECODER | {"tie_word_embeddings": True},
     "qwen2 with a window": DECODER | WINDOW,
     "qwen3 with a window": DECODER | WINDOW,
     "phi3 with a window": DECODER | {"sliding_window": 3},
-    "gemma3_text without is_causal": SMALL["gemma3_text"] | {"use_bidirectional_attention": True, "sliding_window": 6},
+    "gemma3_text without is_causal": LISTED["gemma3_text"] | {"use_bidirectional_attention": True, "sliding_window": 6},
     "deberta-v2 in base size": SIZES | DEBERTA | {"max_position_embeddings": 512, "position_buckets": 24},
 }
-UNLISTED = {
+EVERY = LISTED | {
     "longformer": SIZES | {"attention_window": 8},
     "luke": SIZES | {"entity_vocab_size": 10, "entity_emb_size": 8},
     "ibert": SIZES,
@@ -77,8 +77,7 @@ UNLISTED = {
     "layoutlm": SIZES,
     "big_bird": SIZES | {"attention_type": "original_full"},
 }
-EVERY = SMALL | UNLISTED
-LONGFORMER = {"model_type": "longformer"} | UNLISTED["longformer"]
+LONGFORMER = {"model_type": "longformer"} | EVERY["longformer"]
 FAST = ["bert", "modernbert", "deberta-v2", "xlm", "longformer"]
 """So different that they stand for all where time is short; the last is in no table."""
 LENGTHS = [13, 11, 8]  # of three documents in a row of 32
@@ -91,9 +90,9 @@ def fast(names, *more, among=FAST):
     return [name if name in (*among, *more) else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def model_of(config, dataset, *, seed=0):
+def model_of(config, dataset):
     """The model of a configuration file, with random weights, for rows of 32 tokens."""
-    return new_model(config, dataset.special_tokens, length=32, seed=seed)[0]
+    return new_model(config, dataset.special_tokens, length=32, seed=0)[0]
 
 
 def four_rows(dataset, first=0, *, device="cpu", **options):

@@ -49,8 +49,6 @@ SMALL = {
     "keep": 100,
 }
 TINY = str(Path(__file__).parents[1] / "tiny.json")  # a BERT without dropout, of two layers and 32 dimensions
-PLAIN = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "clip_norm": 1e6, "lr": 1e-3, "epsilon": 1e-6}
-"""A run whose steps are those of `plain_adamw`."""
 QUIET = {"model": TINY, "eval_every": 0, "save_every": 1000}  # the quickest run: one checkpoint, no evaluation but one
 
 
@@ -77,12 +75,6 @@ def learner(weights, *names, isolate=False):
 def learner_of(config, weights, shards, precision="fp32"):
     """The module that a run with these options trains, on one CPU."""
     return build_learner(config, weights, shards, ALONE, precision, methods_of(config))
-
-
-def plain_adamw(parameters):
-    """The optimizer of a run with PLAIN."""
-    usual = {name: Config.make(data="x", out="y").flat()[name] for name in ("beta1", "beta2")}
-    return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6, betas=tuple(usual.values()), weight_decay=0.0)
 
 
 def train_twice(data, out, *steps, **options):

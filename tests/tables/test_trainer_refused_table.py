@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.commands import refused
-from support.data import write_labelled
 from support.disk import contents, write
-from support.families import SMALL
+from support.families import LISTED
 
 from bertrain.__main__ import main
 
@@ -27,10 +26,10 @@ MODELS = {  # name of a file → the configuration in it, if that is not a model
     "gpt2": {},  # a decoder
     "t5": {},  # an encoder with a decoder
     "vit": {},  # without words
-    "decoder": SMALL["bert"] | {"model_type": "bert", "is_decoder": True},
-    "mpnet": SMALL["mpnet"],  # whose padding id is always 1
-    "xmod": SMALL["roberta"],  # which needs more than tokens
-    "flaubert": SMALL["flaubert"] | {"pre_norm": True},  # which transformers itself cannot call
+    "decoder": LISTED["bert"] | {"model_type": "bert", "is_decoder": True},
+    "mpnet": LISTED["mpnet"],  # whose padding id is always 1
+    "xmod": LISTED["roberta"],  # which needs more than tokens
+    "flaubert": LISTED["flaubert"] | {"pre_norm": True},  # which transformers itself cannot call
     "options": {"config": {"data": "shards"}, "model_type": None},
 }
 LORA, TEACHER = "pretrain --init run --lora r=2,alpha=4", "pretrain --teacher run --model"
@@ -112,7 +111,7 @@ def _place(tmp_path, monkeypatch, dataset, bert_run, configs):
     links |= {f"{name}.json": configs[name] for name in ("bert", "electra", "modernbert", "deberta")}
     for name, path in links.items():
         os.symlink(path, name)
-    write_labelled("data.tsv", header=["sentence\tlabel"])
+    write("data.tsv", "sentence\tlabel", "river light\t1", "salt stone\t0")
     for name, lines in {"seven": ["light\t7"], "single": ["river"], "empty": ["river\t1", "light\t"]}.items():
         write(f"{name}.tsv", *lines)
     for name, values in MODELS.items():

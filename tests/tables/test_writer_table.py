@@ -15,7 +15,7 @@ import pytest
 from reference import ids
 from support.commands import invoke, tuning
 from support.data import build, import_ids, make_text, train_tokenizer, write_labelled
-from support.disk import failing, put, recorded, visible
+from support.disk import failing, full_disk, put, recorded, visible
 from support.limits import limits
 from support.servers import directory_as_store
 
@@ -133,7 +133,7 @@ SIZES = [50, 500, 1500]  # bytes of a file on a full disk
 
 
 @every_writer
-def test_a_writer_that_fails_publishes_nothing_and_the_next_run_continues(writer, given, tmp_path, full_disk):
+def test_a_writer_that_fails_publishes_nothing_and_the_next_run_continues(writer, given, tmp_path):
     """Of a full disk its error names the file."""
     for name in ("whole", "counted"):  # in the first one kernels are compiled
         writer.before(given, tmp_path / name)
