@@ -31,7 +31,6 @@ from support.sources import (
     as_parquet,
     as_text,
     blocks_of,
-    build_parts,
     counting_reads,
     read,
     stopped,
@@ -181,7 +180,8 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
     assert expected.first_skipped.startswith(f"{paths[0]}, line 4: ")
     assert 0 < len(stopped(paths, tmp_path / "out", 1, **options)) <= 1
     assert len(stopped(paths, tmp_path / "out", 5, **options)) > 1
-    build_parts(paths, tmp_path / "parts", 3, (2, 0, 1), **options)
+    for number in (2, 0, 1):
+        assert build(paths, tmp_path / "parts", part=(number, 3), **options) is None
     report = build(paths, tmp_path / "out", **options)
     assert report.reused_units > 1
     assert report.first_skipped == expected.first_skipped
@@ -242,7 +242,8 @@ def test_a_document_of_many_units_is_not_read_once_for_each(folder):
 def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
     options, said, seen = SMALL | {"vocab_size": 120}, [], []
     build(corpus, tmp_path / "straight", **options)
-    build_parts(corpus, tmp_path / "out", 2, say=said.append, progress=lambda *at: seen.append(at), **options)
+    for part in ((0, 2), (1, 2)):
+        build(corpus, tmp_path / "out", part=part, say=said.append, progress=lambda *at: seen.append(at), **options)
     assert seen[-2][0] >= seen[-1][1] - 1
     assert sum("training" in line for line in said) == 1
     finish(tmp_path / "out")
@@ -263,19 +264,20 @@ def test_a_part_is_made_by_one_process_at_a_time_and_missing_ones_are_told(tmp_p
                 call()
 
     for total in (3, 2):
-        build_parts(corpus, out, total, [0], **options)
+        build(corpus, out, part=(0, total), **options)
     with refuses("parts-missing", "out", given={2: ["2/2"], 3: ["2/3", "3/3"]}):
         finish(out)
     require_busy("part-1-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(0, 3), **options))
     require_busy("lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options))
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, **options))
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, overwrite=True, **options))
-    build_parts(corpus, out, 2, [1], **options)
+    build(corpus, out, part=(1, 2), **options)
     require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
     (out / ".build" / "unit-00003.json").unlink()
     with refuses("parts-missing", "out", given=["unit-00003.json"]):
         finish(out)
-    build_parts(corpus, out, 2, **options)
+    build(corpus, out, part=(0, 2), **options)
+    build(corpus, out, part=(1, 2), **options)
     finish(out)
     build(corpus, tmp_path / "straight", **options)
     assert published(out) == published(tmp_path / "straight")

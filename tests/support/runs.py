@@ -148,15 +148,14 @@ def refused_run(data, out, *, kind, option=None, given=..., says="", **options):
 
 
 def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
-    """Starts a module under torchrun, with options of torchrun's before it; each rank has one thread.
+    """Starts a module under torchrun, with options of torchrun's before it.
 
     port: where the agents of several nodes meet.
     """
     command = [sys.executable, "-m", "torch.distributed.run", *before, "--nproc-per-node", str(num_ranks)]
     command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "-m", module]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *arguments], env=environment, **streams | more)
+    return subprocess.Popen([*command, *arguments], **streams | more)
 
 
 FORKS = multiprocessing.get_context("fork")  # of this process, which has imported the trainer already

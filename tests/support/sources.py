@@ -160,12 +160,6 @@ def stop_after_units(out, num_units):
     return progress
 
 
-def build_parts(inputs, out, total, numbers=None, **options):
-    """Makes parts of a build, counted from 0; all of them, or these."""
-    for number in range(total) if numbers is None else numbers:
-        assert build(inputs, out, part=(number, total), **options) is None
-
-
 def units_in(out):
     return {int(path.stem[5:]) for path in (out / ".build").glob("unit-*.json")}
 
