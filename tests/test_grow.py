@@ -39,10 +39,6 @@ def state(out, step):
     }
 
 
-def layer_of(name, prefix):
-    return int(name.removeprefix(prefix).split(".")[0]) if name.startswith(prefix) else None
-
-
 @pytest.mark.parametrize("config", ["modernbert"], indirect=True)
 def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp_path, config):
     options = {"model": config, "optimizer": "muon", "steps": 10, "eval_every": 0, "save_every": 5}
@@ -87,7 +83,7 @@ def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after
     prefix = "model.model.layers." if "modernbert" in config else "model.bert.encoder.layer."
     have = {name: (weight, old.state[weight]) for name, weight in one.named_parameters()}
     for name, weight in two.named_parameters():
-        layer = layer_of(name, prefix)
+        layer = int(name.removeprefix(prefix).split(".")[0]) if name.startswith(prefix) else None
         source = name if not stack or layer is None else name.replace(f"{prefix}{layer}.", f"{prefix}{layer % before}.")
         if source not in have:
             assert torch.equal(weight, initial[name])
