@@ -1,1 +1,1 @@
-"""Documents → token ids, exactly as the tokenizers library gives them."""
+"""Documents → token ids, identical to those of the tokenizers library."""

@@ -1,8 +1,8 @@
-"""Where text contains added tokens: tokens that are cut out before the rules and the model see the text.
+"""Find added tokens in text: tokens that are cut out before the rules and the model process the text.
 
-`tokenizers` cuts at the leftmost token, and there at the longest. A token is searched for in the text as it stands or
-in its normal form. The second kind is taken only if no other text has the token as its normal form, or if the few texts
-that do can be told apart; `tokenizers` encodes those.
+`tokenizers` cuts at the leftmost token; of several tokens there, at the longest. It searches for a token either in the
+raw text or in its normal form. An engine supports the second kind only if no different text has the token as its normal
+form, or if the few such texts can be detected; `tokenizers` encodes these.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _MARKS = [
 
 
 class AddedTokens:
-    """The added tokens of a tokenizer that text may contain. May be used by several threads at once."""
+    """The added tokens of a tokenizer that text may contain. Thread-safe."""
 
     def __init__(self, source: Source, forms: Forms, forbidden: NDArray[np.bool_]) -> None:
-        """forbidden: bool [vocab_size], ids that text may not give.
+        """forbidden: bool [vocab_size], ids that text must not become.
 
-        Raises Unsupported for tokens whose places in a text the normalizer blurs.
+        Raises Unsupported for tokens whose places in the text are unclear after the normalizer.
         """
         added = source.added
         are_text = source.special_is_text  # special tokens in a text
         self._forms, self._lock = forms, threading.Lock()
         self._hazards: dict[int, int] = {}
-        self._searches: list[tuple[Added, bool]] = []  # and whether other text may have a token as its normal form
-        # Of the tokens that are searched for in the normal form of a text: the number of each character, and which two
-        # of them stand side by side in a token
+        self._searches: list[tuple[Added, bool]] = []  # and whether different text may have a token as its normal form
+        # For tokens that are searched for in the normal form of a text: an index for each character, and which two
+        # characters are adjacent in a token
         self._numbers: dict[str, int] = {}
         self._adjacent = np.zeros((256, 256), np.bool_)
         for normalized in (False, True):
@@ -53,10 +53,10 @@ class AddedTokens:
                 continue
             searched = [token.content for (_, token), stays in zip(chosen, is_text, strict=True) if not stays]
             contents = searched if normalized else []
-            # These take long with many tokens.
+            # These are slow with many tokens.
             kept = source.kept(f"added {normalized} {are_text}", partial(self._checked_trie, contents, chosen))
             if normalized:
-                # The numbers of find_hazards, from 3 on; if there are too many characters, many share the last
+                # The numbers for find_hazards, from 3 on; if there are too many characters, many share the last one
                 characters = sorted({c for content in contents for c in content})
                 self._numbers = {c: min(number, 255) for number, c in enumerate(characters, 3)}
                 for a, b in (pair for content in contents for pair in pairwise(content)):
@@ -82,7 +82,7 @@ class AddedTokens:
         return bool(self._searches)
 
     def _checked_trie(self, contents: list[str], chosen: list[tuple[int, AddedToken]]) -> dict[str, Any]:
-        """Return the trie of the tokens. Raises Unsupported as `_check` does."""
+        """Return the trie of the tokens. Raises Unsupported like `_check`."""
         self._check(contents)
         return {"trie": trie_of({token.content.encode(): k for k, (_, token) in enumerate(chosen)})}
 
@@ -106,7 +106,7 @@ class AddedTokens:
                 raise Unsupported(f"its normalizer may change the end of the added token {content!r}")
 
     def _hazard(self, point: int) -> int:
-        """Return 1 for a code point whose normal form is empty, 2 if it has characters of a token, 0 for others."""
+        """Return 1 for a code point whose normal form is empty, 2 if it has characters of a token, else 0."""
         if point not in self._hazards:
             form = self._forms.normal(chr(point))
             blurs = form != chr(point) and not self._numbers.keys().isdisjoint(form)
@@ -116,8 +116,8 @@ class AddedTokens:
     def cut(self, text: Text) -> tuple[Text, NDArray[np.int64], NDArray[np.int64]]:
         """Cut pieces of text at the added tokens.
 
-        Return what lies between the tokens, for each such piece the number of the caller's piece, int64, and which of
-        the caller's pieces `tokenizers` must encode, int64: of each of these there is one empty piece.
+        Return the pieces between the tokens, the index of the caller's piece for each, int64, and the indices of the
+        caller's pieces that `tokenizers` must encode, int64: each of these becomes one empty piece.
         """
         cut, sources = text, np.arange(text.starts.size)
         left_out = np.zeros(sources.size, np.bool_)
@@ -138,16 +138,16 @@ class AddedTokens:
                 is_out = left_out[sources]
                 stops = np.where(is_out, cut.starts, cut.stops)
                 tails = np.where(is_out, text.tails[sources], cut.tails)
-                # A piece that `tokenizers` must encode keeps its first part, which becomes empty.
+                # A piece for `tokenizers` keeps its first part, which becomes empty.
                 keep = ~is_out | (np.diff(sources, prepend=-1) > 0)
                 cut = Text(text.data, *(each[keep] for each in (cut.starts, stops, tails, cut.begins)))
                 sources = sources[keep]
         return cut, sources, np.flatnonzero(left_out)
 
     def _are_blurred(self, text: Text, search: Added, seen: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return the pieces in which other text than a token may have the token as its normal form: bool [num_pieces].
+        """Return which pieces may have text that differs from a token but has it as normal form: bool [num_pieces].
 
-        seen: of `find_added`.
+        seen: from `find_added`.
         """
         points = np.flatnonzero(np.unpackbits(seen.view(np.uint8), bitorder="little")).tolist()
         with self._lock:
@@ -163,7 +163,7 @@ class AddedTokens:
 
 
 def _cut_at(found: NDArray[np.int64], text: Text, sources: NDArray[np.int64]) -> tuple[Text, NDArray[np.int64]]:
-    """Cut pieces at tokens, rows (piece, start, stop, id). sources: a number for each piece, which its parts keep."""
+    """Cut pieces at tokens, rows (piece, start, stop, id). sources: a number for each piece, copied to its parts."""
     piece, start, stop, token_id = found.T
     starts = np.insert(text.starts, piece + 1, stop)
     stops = np.insert(text.stops, piece, start)
@@ -173,7 +173,7 @@ def _cut_at(found: NDArray[np.int64], text: Text, sources: NDArray[np.int64]) ->
 
 
 def ranges_of(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return ranges that contain the given bytes and few others: uint8 [RANGES, 2], as in records.Added."""
+    """Return ranges that cover the given bytes and few other bytes: uint8 [RANGES, 2], as in records.Added."""
     chosen = np.flatnonzero(are_in)
     gaps = np.diff(chosen)
     widest = np.argsort(gaps)[::-1][: records.RANGES - 1]

@@ -18,12 +18,12 @@ from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER_CONFIG
 _MAP, _ADDED, _MODEL = "special_tokens_map.json", "added_tokens.json", "config.json"
 BESIDE = (TOKENIZER_CONFIG, _MAP, _ADDED, _MODEL)
 _NAMED = {"bos": None, "eos": None, "unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-"""Role → the token that BERT's tokenizer has for it by default, in the order in which AutoTokenizer adds them."""
+"""Role → default token of BERT's tokenizer, in the order in which AutoTokenizer adds them."""
 _ANY = {"", "pretrained", "tokenizersbackend", "ernie", "megatronbert", "retribert"}
-"""Kinds whose flags transformers does not know."""
+"""Kinds of tokenizers whose flags transformers ignores."""
 _LIKE_BERT = {"bert", "convbert", "distilbert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"}
 _LIKE_BERT |= {"dprreader", "dprcontextencoder", "dprquestionencoder"}
-_OTHERS = {"esm", "funnel", "mpnet", "prophetnet", "roformer", "splinter", "tapas", "xlm-roberta"}  # other vocab.txt
+_OTHERS = {"esm", "funnel", "mpnet", "prophetnet", "roformer", "splinter", "tapas", "xlm-roberta"}  # with a vocab.txt
 _LIKE_GPT2 = {"bart", "deberta", "gpt2", "led", "longformer", "mvp", "roberta"}
 _PARTS: dict[str, list[str | None]] = dict.fromkeys(_LIKE_BERT, ["BertNormalizer", "BertPreTokenizer", "WordPiece"])
 _PARTS |= dict.fromkeys(_LIKE_GPT2, [None, "ByteLevel", "BPE"])
@@ -34,14 +34,14 @@ class Beside:
     """The settings beside a vocabulary.
 
     values: the members of tokenizer_config.json and special_tokens_map.json.
-    kind: the class of the tokenizer, or else the type of the model, such as "bert"; "": not known.
-    is_bert: whether a vocab.txt is that of a tokenizer like BERT's, as far as is known.
-    is_known: whether transformers has a value for every setting.
-    roles: role → token, of the roles that are named.
+    kind: the class of the tokenizer, or else the type of the model, such as "bert"; "" if unknown.
+    is_bert: whether a vocab.txt belongs to a tokenizer like BERT's, as far as known.
+    is_known: whether transformers knows a value for every setting.
+    roles: role → token, for the named roles.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        """directory: which holds the files; None: no files. Raises TokenizerError for a file that is not JSON."""
+        """directory: the directory of the files; None: no files. Raises TokenizerError for a file that is not JSON."""
         found = {name: _object(directory / name) for name in BESIDE if directory and (directory / name).is_file()}
         config, names, model = (found.get(name, {}) for name in (TOKENIZER_CONFIG, _MAP, _MODEL))
         own_code = "AutoTokenizer" in str(config.get("auto_map"))
@@ -63,7 +63,7 @@ class Beside:
             }
 
     def flag(self, name: str) -> bool | None:
-        """Return a setting that is true or false; None if it is not given. Raises TokenizerError for another value."""
+        """Return a boolean setting; None if it is missing. Raises TokenizerError for any other value."""
         value = self.values.get(name)
         if value is None or isinstance(value, bool):
             return value
@@ -84,7 +84,7 @@ class Beside:
         return [*given, *special.values()]
 
     def _special_tokens(self) -> Iterator[AddedToken]:
-        """Yield the tokens of roles, then other tokens that are named, then those without a name."""
+        """Yield the tokens of roles, then other named tokens, then tokens without a name."""
         defaults = _NAMED if self.kind in _LIKE_BERT else dict.fromkeys(_NAMED)
         values = {f"{role}_token": token for role, token in defaults.items()} | self.values
         others = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
@@ -97,7 +97,7 @@ class Beside:
                 yield _token(token, special=True)
 
     def differences(self, source: Source) -> list[str]:
-        """Return the settings with which AutoTokenizer makes another tokenizer of the tokenizer.json beside them."""
+        """Return the settings with which AutoTokenizer changes the tokenizer of the tokenizer.json next to them."""
         content, normalizer = source.outline, library_tokenizer(normalizer=source.outline["normalizer"]).normalizer
         parts = [(content[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         a, e, chinese = ((normalizer.normalize_str(text) if normalizer else text) for text in "Aé东")
@@ -122,23 +122,23 @@ class Beside:
 
 
 def _class_of(model_type: str) -> str:
-    """Return the class of the tokenizer that AutoTokenizer makes for a type of model; "": not known."""
+    """Return the class of the tokenizer that AutoTokenizer makes for a type of model; "" if unknown."""
     classes: dict[str, Any] = {kind: kind for kind in (*_PARTS, *_OTHERS)}
     with suppress(ImportError):
-        if model_type:  # transformers, where it is installed, takes some seconds to load
+        if model_type:  # importing transformers, if it is installed, takes some seconds
             from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES as classes
     return classes.get(model_type) or ""
 
 
 def _token(token: str | dict[str, Any], **special: bool) -> AddedToken:
-    """Return a token as settings spell it."""
+    """Return a token in the form of the settings."""
     given: dict[str, Any] = {"content": token, "normalized": False} if isinstance(token, str) else token
     flags = {name: value for name, value in given.items() if name not in ("content", "__type", "id")}
     return AddedToken(given["content"], **flags | special)
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, {} for another model's configuration. Raises TokenizerError for no JSON."""
+    """Return the JSON object in a file, {} for a different model's configuration. Raises TokenizerError if invalid."""
     try:
         return {} | json.loads(path.read_bytes())
     except (ValueError, TypeError, RecursionError):

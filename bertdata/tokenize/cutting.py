@@ -1,4 +1,4 @@
-"""How a pre-tokenizer cuts normal forms into words: as rules for the kernel."""
+"""Translate a pre-tokenizer, which cuts normal forms into words, to rules for the kernel."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ LLAMA3_RULE = (
 
 
 class Cutting:
-    """What a pre-tokenizer does: rules, and a prefix."""
+    """A pre-tokenizer as rules and a prefix."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.pattern = ""  # the regular expression of the last rule, if it is one
-        self.drops: list[bool] = []  # of each rule, whether text between its words is left out
+        self.drops: list[bool] = []  # for each rule, whether text between its words is dropped
         self.prefix, self.prefix_when, self.prefix_always = "", NEVER, False
-        self.byte_level = False  # whether words reach the model as letters that stand for bytes
-        self.cut_bytes: list[Node] = []  # of the rules that cut words of such letters: what cuts
-        self.marks_spaces = False  # whether a space reaches the model as SPACE
-        self.kind: Callable[[str], str] | None = None  # of a character, if one rule looks at each alone; see _add_kinds
-        self.joins_spaces = False  # whether the rules take several spaces for one
-        self.collapses = False  # whether the normalizer leaves one of several spaces that a word may have
+        self.byte_level = False  # whether the model gets words as letters that represent bytes
+        self.cut_bytes: list[Node] = []  # for the rules that cut words of such letters: the name of the cutter
+        self.marks_spaces = False  # whether the model gets a space as SPACE
+        self.kind: Callable[[str], str] | None = None  # of a character, if one rule handles each alone; see _add_kinds
+        self.joins_spaces = False  # whether the rules treat several spaces like one
+        self.collapses = False  # whether the normalizer reduces several spaces, which a word may have, to one
 
     def add(self, node: Node, *, drops: bool = False, cutting: Node | None = None, pattern: str = "") -> None:
-        """cutting: the part of the rule that decides where words end, if not all of it."""
+        """cutting: the part of the rule that determines where words end, if it is not the whole rule."""
         self.cut_bytes += [cutting or node] * self.byte_level
         self.nodes.append(node)
         self.pattern = pattern
@@ -45,12 +45,12 @@ class Cutting:
 
 
 def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, source: Source) -> Cutting:
-    """Return what a pre-tokenizer, given as JSON, does with normal forms. Raises Unsupported if no rules express it."""
+    """Return the Cutting of a pre-tokenizer, given as JSON. Raises Unsupported if no rules express it."""
     cut = Cutting()
     parts = flat(pre_tokenizer, "pretokenizers")
     kinds = [part["type"] for part in parts]
     if kinds == ["Split"] and "String" in parts[0]["pattern"] and forms.removes(parts[0]["pattern"]["String"]):
-        parts, kinds = [], []  # there is nothing left to split at
+        parts, kinds = [], []  # no character is left to split at
     splits_nothing = kinds == ["Metaspace"] and not parts[0].get("split", True)
     adds_prefix = any(part["type"] == "Metaspace" or part.get("add_prefix_space") for part in parts)
     if forms.prepended and adds_prefix:
@@ -107,7 +107,7 @@ def _metaspace(part: dict[str, Any], cut: Cutting) -> None:
 
 
 def _add_metaspace(cut: Cutting, forms: Forms, *, splits_whitespace: bool) -> None:
-    """Add a rule by which words begin at a space, or at the character that stands for one."""
+    """Add a rule by which words begin at a space, or at the character that represents a space."""
     mark = Leaf(lambda c: c == SPACE)
     if splits_whitespace:
         other = Leaf(lambda c: c != SPACE and not _is_space(c))
@@ -131,11 +131,11 @@ def _add_metaspace(cut: Cutting, forms: Forms, *, splits_whitespace: bool) -> No
 
 
 def _uncut_words(source: Source, spaces: str) -> Node:
-    """Return a rule for a BPE model that gets whole texts: words between which no merge of the vocabulary reaches.
+    """Return a rule for a BPE model that gets whole texts. No merge of the vocabulary crosses the ends of its words.
 
-    A merge that joins text on both sides of a place makes a token in which the two characters stand side by side. If no
-    token holds another character before SPACE, text can be cut before SPACE; a character that stands beside no other
-    in any token can be cut out. spaces: the characters that reach the model as SPACE.
+    A merge across a border makes a token in which the two characters at the border are adjacent. So if no token has a
+    different character before SPACE, text can be cut before SPACE; a character that is not adjacent to any other in any
+    token can be cut out. spaces: the characters that the model gets as SPACE.
     """
     model = source.outline["model"]
     if kind_of(model) != "BPE" or model.get("end_of_word_suffix"):
@@ -177,7 +177,7 @@ def _is_space(character: str) -> bool:
 
 
 def _add_kinds(part: dict[str, Any], cut: Cutting) -> None:
-    """Add a rule for a pre-tokenizer that drops, cuts around or keeps each character, whatever its neighbours are."""
+    """Add a rule for a pre-tokenizer that drops, isolates or keeps each character independently of its neighbours."""
     if part.get("behavior", "").startswith("Merged"):
         raise Unsupported(f"its pre-tokenizer splits punctuation with the behavior {part['behavior']}")
     pieces = library_tokenizer(pre_tokenizer=part).pre_tokenizer.pre_tokenize_str
@@ -185,7 +185,7 @@ def _add_kinds(part: dict[str, Any], cut: Cutting) -> None:
     known: dict[str, str] = {}
 
     def kind(character: str) -> str:
-        if character not in known:  # then the characters of its page of 256 are next
+        if character not in known:  # then the characters of the same page of 256 are next
             page = range(ord(character) & ~0xFF, (ord(character) | 0xFF) + 1)
             characters = [chr(c) for c in page if not 0xD800 <= c < 0xE000]
             known.update(dict.fromkeys(characters, "drop"))

@@ -1,19 +1,19 @@
-"""Pieces of text → ids, by the kernels and, for runs that fit no table, by `tokenizers`.
+"""Pieces of text → ids, with the kernels and, for runs that fit no table, with `tokenizers`.
 
-An engine learns about a tokenizer by asking it. When a code point first occurs in a text, `tokenizers` says what it
-does with all code points of its page of 256, and the kernel uses the results. Where a result depends on neighbouring
-characters in a way that fits no table, the run is *hard*: `tokenizers` encodes it. Short ones are kept in the tables of
+An engine learns the behaviour of a tokenizer by probing it. When a code point first occurs in a text, the engine runs
+`tokenizers` on all code points of its page of 256, and the kernel uses the results. If a result depends on neighbouring
+characters in a way that fits no table, the run is *hard*: `tokenizers` encodes it. The tables of runs store short hard
 runs.
 
-Threads. Kernels run without the GIL, so nothing that a running kernel reads may change. What all threads share is
-written once, before any thread sees it, and is marked read-only: the constant tables, and the pages in
-`Words._pages`, which a lock guards. What changes belongs to one thread: its table of code points, its tables of runs.
-A kernel that meets a code point without an entry returns; then its thread copies the page into its own table and calls
-the kernel again. So no result depends on the order in which a processor's stores become visible.
+Threads. Kernels run without the GIL, so data must not change while a kernel reads it. Data that all threads share is
+written once, before any thread sees it, and is marked read-only: the constant tables, and the pages in `Words._pages`,
+which a lock guards. Data that changes belongs to one thread: its table of code points, its tables of runs. At a code
+point without an entry, a kernel returns; its thread copies the page into its own table and calls the kernel again. So
+no result depends on the order in which a processor's stores become visible.
 
-Memory of a thread: 19 MB of addresses for tables of code points, of which 5 KB for each page in use are memory, and
-13 MB for the tables of runs, 21 MB for BERT's WordPiece. Up to 24 MB more hold longer runs and those of more than three
-ids, as they are met.
+Memory of a thread: tables of code points, 19 MB of address space, but only 5 KB of memory for each page in use; tables
+of runs, 13 MB, or 21 MB for BERT's WordPiece; and up to 24 MB more, as needed, for longer runs and for runs with more
+than three ids.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ from bertdata.types import SpecialTokens
 
 NEAR_LINES, FAR_LINES = 1 << 17, 1 << 16  # lines of 64 bytes in the tables of runs; two make a set
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
-HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
-LONGEST_PIECE = 1 << 24  # bytes of text that `tokenizers` may get in one piece; it takes 100 to 220 bytes for each
-_TOGETHER = 1 << 20  # bytes of texts that it gets at a time, and of a text that several threads may give it at once
-_RESOLVED = 1 << 24  # bytes of hard runs that are in memory together, more or less
+HARD_RUNS = 1 << 10  # hard runs that the kernel collects before `tokenizers` encodes them
+LONGEST_PIECE = 1 << 24  # bytes of text that `tokenizers` may get in one piece; it needs 100 to 220 bytes for each
+_TOGETHER = 1 << 20  # bytes of texts in one call of it, and of a text that several threads may pass to it at once
+_RESOLVED = 1 << 24  # approximate bytes of hard runs in memory at a time
 
 
 _Inserted = list[tuple[int, int, NDArray[Any]]]
-"""Ids of hard runs: where a run begins in the text, the place of its ids among the others, and the ids."""
+"""Ids of hard runs: the start of each run in the text, the index where its ids are inserted, and its ids."""
 
 
 class Engine:
-    """Pieces of text → ids, where the kernels support a tokenizer. May be used by several threads at once."""
+    """Pieces of text → ids, for tokenizers that the kernels support. Thread-safe."""
 
     words: Words
-    """The tables of the kernels. Not set if the tokenizer is not supported."""
+    """Tables of the kernels. Not set if the tokenizer is not supported."""
     refusal: str | None = None
-    """One clause that says why the tokenizer, or a text that it had to encode, is not supported."""
+    """The reason, as a clause, why the tokenizer, or a text for it, is not supported."""
 
     def __init__(self, source: Source, special: SpecialTokens) -> None:
-        """special: its special ids are those that text may not give.
+        """special: the special ids are the ids that text must not become.
 
         Loading the kernels takes about 0.1 s; compiling them takes some seconds, once on a machine.
         """
-        self._local = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
+        self._local = threading.local()  # .tables, .runs: data that the kernel reads and writes in this thread
         try:
             self.words = Words(source, special)
-            # For what the engine cannot encode
+            # For text that the engine cannot encode
             self._added = AddedTokens(source, Forms(source.outline["normalizer"]), self.words.special)
         except (Unsupported, RecursionError) as refusal:
             self._refuse(refusal)
@@ -84,30 +84,30 @@ class Engine:
 
     @property
     def name(self) -> str | None:
-        """What kind of tokenizer it supports; None: `tokenizers` encodes all text."""
+        """Kind of tokenizer that the engine supports; None: `tokenizers` encodes all text."""
         return None if self.refusal else self.words.name
 
     @property
     def why_slow(self) -> str | None:
-        """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
+        """The reason, as a clause, why `tokenizers` encodes all text or typical text; None: an engine encodes it."""
         return self.refusal or self.words.why_slow
 
     def encode(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
-        """Return the ids of pieces text[starts[i] : stops[i]], their offsets, and the number of special ids replaced.
+        """Return the ids of pieces text[starts[i] : stops[i]], their offsets, and the number of replaced special ids.
 
-        text: valid UTF-8; it is copied if fewer than PADDING bytes follow the last piece. tails: an id that is written
-        after the ids of each piece, -1 for none. None: the tokenizer is not supported, or the text gives a special id
-        and there is no unknown id to replace it. Raises LongTextError for what `tokenizers` must encode in one piece
-        and is longer than LONGEST_PIECE, and FailedTextError.
+        text: valid UTF-8; copied if fewer than PADDING bytes follow the last piece. tails: an id to append to the ids
+        of each piece, -1 for none. Returns None if the tokenizer is not supported, or if the text becomes a special id
+        and there is no unknown id to replace it. Raises LongTextError for text of more than LONGEST_PIECE bytes that
+        `tokenizers` must encode in one piece, and FailedTextError.
         """
         if self.refusal:
             return None
         size = int(stops.max(initial=0))
         if text.size < size + records.PADDING:
             text = np.concatenate([text[:size], np.zeros(records.PADDING, np.uint8)])
-        text = read_only(text.view())  # kernels are compiled for one kind of array
+        text = read_only(text.view())  # kernels are compiled for one type of array
         pieces = Text(text, starts, stops, tails, np.ones(tails.size, np.bool_))
         try:
             if not self._added:
@@ -125,10 +125,10 @@ class Engine:
     def _encode(
         self, text: Text, left_out: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[Any], NDArray[np.int64], int]:
-        """Return what `encode` does, for pieces without added tokens.
+        """Return the result of `encode` for pieces without added tokens.
 
         left_out: int64 [n, 3], rows (piece, start, stop): these pieces are empty, and `tokenizers` encodes
-        data[start:stop] in their place. Special ids that nothing can replace are counted only.
+        data[start:stop] instead. Special ids without a replacement are only counted.
         """
         words, thread = self.words, self._local
         output = Output(
@@ -183,7 +183,7 @@ class Engine:
             own = [encoded[number].astype(self.words.dtype) for number in number_of_row]
             inserted += zip(rows[:, 0].tolist(), rows[:, 2].tolist(), own, strict=True)
             if where == records.IN_MIDDLE:
-                first = np.unique(number_of_row, return_index=True)[1]  # the row in which each run occurs first
+                first = np.unique(number_of_row, return_index=True)[1]  # the row of the first occurrence of each run
                 kept = np.flatnonzero(replaced == 0)
                 ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])
                 bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))
@@ -193,7 +193,7 @@ class Engine:
 def _insert(
     ids: NDArray[Any], starts: NDArray[np.int64], bounds: NDArray[np.int64], inserted: _Inserted
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the ids with those of hard runs inserted, and their bounds. starts: where the pieces of text start."""
+    """Insert the ids of hard runs. Return all ids, and their bounds. starts: starts of the pieces of text."""
     if not inserted:
         return ids, bounds
     begins, places = np.array([row[:2] for row in inserted]).T
@@ -208,10 +208,10 @@ def _insert(
 def encoded_by(
     library: tokenizers.Tokenizer, texts: Sequence[str], *, with_places: bool = False
 ) -> Iterator[tokenizers.Encoding]:
-    """Yield what the library gives for texts, one after the other. Keep none of them: each takes much memory.
+    """Yield the library's encodings of texts, one after the other. Do not keep them: each needs much memory.
 
-    with_places: also the places of tokens in the text, which takes longer. Raises FailedTextError if the library fails,
-    as for a panic of its Rust code, and LongTextError for a text that is longer than LONGEST_PIECE.
+    with_places: also return the offsets of tokens in the text, which is slower. Raises FailedTextError if the library
+    fails, e.g. by a panic of its Rust code, and LongTextError for a text longer than LONGEST_PIECE.
     """
     encode = library.encode_batch if with_places else library.encode_batch_fast
     sizes = [len(text) if text.isascii() else len(text.encode()) for text in texts]
@@ -236,9 +236,9 @@ def encoded_by(
 
 
 def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseException) -> FailedTextError:
-    """Return the error for the first text that the library fails on.
+    """Return the error for the first text on which the library fails.
 
-    If it fails on several texts only together, the error names the first of them.
+    If the library fails only on several texts together, the error names the first of them.
     """
     first = numbers[0]
     for number in numbers if len(numbers) > 1 else ():
@@ -257,17 +257,17 @@ def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseExcept
 
 @cache
 def _one_at_a_time() -> threading.Lock:
-    """Return the lock that is held while `tokenizers` has a text of more than _TOGETHER bytes."""
+    """Return the lock to hold while `tokenizers` encodes a text of more than _TOGETHER bytes."""
     return threading.Lock()
 
 
 def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Return the ids of each text, as `encoded_by` gives them."""
+    """Return the ids of each text from `encoded_by`."""
     return [np.array(encoding.ids, np.int64) for encoding in encoded_by(library, texts)]
 
 
 def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int] = ()) -> LongTextError:
-    """Return the error for a text of so many bytes. documents, places: as the error has them."""
+    """Return the error for a text of so many bytes. documents, places: attributes of the error."""
     sentence = f"{size:,} bytes of text, such as one word, reach `tokenizers` in one piece; split the text"
     error = LongTextError(sentence, "too-large", option="tokenizer", given=size)
     error.documents, error.places = tuple(documents), tuple(places)
@@ -297,9 +297,9 @@ def new_runs(near_lines: int) -> RunTables:
 
 
 def _huge_pages(size: int) -> NDArray[np.uint64]:
-    """Return `size` bytes of zeros, in pages of 2 MB if the system has some: a word is anywhere in the tables of runs.
+    """Return `size` zero bytes, in pages of 2 MB if available, because accesses to the tables of runs are random.
 
-    They begin where a line of a processor's cache does.
+    The array is aligned to a cache line.
     """
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

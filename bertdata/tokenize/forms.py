@@ -1,9 +1,9 @@
-"""What a normalizer makes of each code point, and which code points change each other.
+"""The normal form of each code point, and which code points change each other.
 
-A normalizer is asked about code points one at a time. Most results do not depend on the neighbours. Where they may (a
-letter and the accent after it, which become one character), the pair is asked about. So a kernel can find out, without
-`tokenizers`, that a stretch of text has the normal form its code points have one by one; it leaves other stretches to
-`tokenizers`.
+The normalizer is run on code points one at a time. Most results do not depend on the neighbours. If they may (a letter
+and the accent after it become one character), the normalizer is run on the pair. So a kernel can decide, without
+`tokenizers`, that the normal form of a stretch of text is the concatenation of those of its code points; it leaves all
+other stretches to `tokenizers`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tokenizers import normalizers
 from bertdata.tokenize.kernels.records import STRIPS_LATE, STRIPS_LEFT, STRIPS_RIGHT
 from bertdata.tokenize.rules import Leaf, Unsupported, parse
 
-SPACE = "\u2581"  # the character that stands for a space in vocabularies of SentencePiece
+SPACE = "\u2581"  # represents a space in vocabularies of SentencePiece
 # Normalizers whose result for a code point depends on others only through marks and similar characters.
 _COMPOSING = ("NFC", "NFKC", "Precompiled")
 _REORDERING = ("NFD", "NFKD", "BertNormalizer", *_COMPOSING)
 _SIMPLE = ("Lowercase", "StripAccents", "Nmt")
-# Regular expressions, and what replaces them, that leave one space of several. _SPACES_ONLY change nothing else.
+# (regular expression, replacement) pairs that reduce several spaces to one. _SPACES_ONLY change nothing else.
 _SPACES_ONLY = (" {2,}", " +")
 _COLLAPSING = [(spaces, content) for spaces in _SPACES_ONLY for content in (" ", SPACE)]
 _COLLAPSING += [(r"\s+", " "), (r"\s{2,}|[\n\r\t]", " ")]
@@ -37,19 +37,19 @@ _sorted = normalizers.NFD().normalize_str
 
 
 class Forms:
-    """The normal forms that a tokenizer's normalizer gives."""
+    """The normal forms of a tokenizer's normalizer."""
 
     strips = 0
-    """The ends of a text at which blank characters are removed: STRIPS_LEFT, STRIPS_RIGHT, or both. STRIPS_LATE as well
-    if text has changed before that."""
+    """The ends of a text where blank characters are removed: STRIPS_LEFT, STRIPS_RIGHT, or both; also STRIPS_LATE if
+    the text is changed before that."""
     prepended = ""
-    """What is put before every text, in its normal form."""
+    """Text to put before every text, in its normal form."""
     collapses = False
-    """Whether one space is left of several."""
+    """Whether several spaces are reduced to one."""
     collapses_to = " "
-    """What is left of several spaces."""
+    """The replacement for several spaces."""
     normal: Normalizing
-    """The normal form of a text, without what is stripped, prepended or collapsed."""
+    """Returns the normal form of a text, before stripping, prepending and collapsing spaces."""
     is_identity: bool
     """Whether every text is its own normal form."""
     clusters: bool
@@ -57,17 +57,17 @@ class Forms:
     composes: bool
     """Whether a letter and the marks after it may become another letter."""
     reorders: bool
-    """Whether the marks after a letter may change their order, or become part of it."""
+    """Whether the marks after a letter may change their order, or become part of the letter."""
 
     def __init__(self, normalizer: dict[str, Any] | None) -> None:
         """normalizer: its JSON.
 
-        Raises Unsupported if the result for a text does not follow from the results for pairs of its code points.
+        Raises Unsupported if the results for pairs of code points do not determine the result for a text.
         """
         kept: list[dict[str, Any]] = []
-        # Whether text may be cut between two characters, whatever stands around them
+        # Whether text may be cut between two characters, in any context
         self.may_cut: Callable[[str, str], bool] = lambda _before, _after: True
-        # Strings of several characters that are replaced, by what, and the normal form that they are of
+        # Strings of several characters that are replaced, their replacements, and the normal form they occur in
         self.strings: list[tuple[str, str, Normalizing]] = []
         parts = flat(normalizer, "normalizers")
         for number, part in enumerate(parts):
@@ -123,13 +123,13 @@ class Forms:
             raise Unsupported(f"its normalizer replaces the regular expression {pattern['Regex']!r}")
 
     def removes(self, string: str) -> bool:
-        """Return whether no normal form contains a string: it is replaced, and no later part makes its characters."""
+        """Return whether no normal form contains a string: it is replaced, and no later part makes it again."""
         patterns = [part.get("pattern", {}).get("String") for part in self._kept]
         later = self._kept[patterns.index(string) :] if string in patterns else [{}]
         return all(set(string).isdisjoint(part.get("content", string)) for part in later)
 
     def meets(self, point: str, form: str) -> bool:
-        """Return whether a code point may change the one before it, or be changed with it. form: its normal form."""
+        """Return whether a code point may change the previous one or be changed with it. form: its normal form."""
         for string, _, before in self.strings:
             ends = {string[0], string[1], string[-1]}
             if not ends.union(b for a, b in pairwise(string) if self.may_cut(a, b)).isdisjoint(before(point)):
@@ -138,10 +138,10 @@ class Forms:
             return False
         if not self.composes:  # Unicode sorts marks by class; U+0334 has the lowest class and U+0345 the highest
             return any(_sorted(text) != text for text in (f"{c}\u0334|\u0345{c}" for c in set(form)))
-        # Hangul letters compose. Future versions of Unicode may add marks to the planes that are little in use.
+        # Hangul letters compose. Future versions of Unicode may add marks to sparsely used planes.
         rare = 0x10000 <= ord(point) < 0x1F000 or ord(point) >= 0x40000
         composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800
-        # A later part of the normalizer may remove the mark that a code point becomes, as it does if it stands alone.
+        # A later part of the normalizer may remove the mark that a code point becomes, as it does for the mark alone.
         firsts = point + form[:1] + _DECOMPOSES.normalize_str(point)[:1]
         if rare or composed or not all(map(self._without_mark, firsts)):
             return True
@@ -151,23 +151,23 @@ class Forms:
         )
 
     def is_hard(self, point: str, form: str) -> bool:
-        """Return whether what a code point becomes may depend on more than the one before it. form: its normal form."""
+        """Return whether the form of a code point may depend on more than the previous one. form: its normal form."""
         if self.clusters and self._cluster(point + "a") == "*":
             return True
         if any(a + b in before(point) != point for string, _, before in self.strings for a, b in pairwise(string)):
-            return True  # it is made of several characters of a string that is replaced
+            return True  # it consists of several characters of a replaced string
         if self.strips & STRIPS_LATE and self._stripped(point) not in ("", self._before_strip(point)):
-            return True  # a part of it is stripped
+            return True  # a part of the form is stripped
         if not self.collapses:
             return False
-        # A space that is not joined with others, or what stands between two of them when they are joined
+        # A space that is not joined with other spaces, or a character between two spaces when they are joined
         is_late = (not form or " " in form) and self._with_spaces(point) != form
         return is_late or (form != " " and self.normal(point + " ") != form + " ")
 
     def are_stable(self, before: str, point: str, *, ignore_spaces: bool) -> bool:
-        """Return whether two code points side by side have the normal forms that they have alone.
+        """Return whether two adjacent code points have the same normal forms as alone.
 
-        ignore_spaces: whether the number of spaces side by side makes no difference.
+        ignore_spaces: whether the number of adjacent spaces is irrelevant.
         """
         for string, _, earlier in self.strings:
             if len(string) > 2 and string[0] in earlier(before) and string[1] in earlier(point):
@@ -178,19 +178,19 @@ class Forms:
         return self.normal(before + point) == "".join(forms)
 
     def is_blank(self, point: str) -> bool:
-        """Return whether a code point is removed at an end of a text that is stripped."""
+        """Return whether stripping a text removes a code point at its ends."""
         return bool(self.strips) and self._stripped(point) == ""
 
 
 def _reorders(part: dict[str, Any]) -> bool:
-    """Return whether a normalizer decomposes letters, and so sorts the marks after them, as BERT's does for accents."""
+    """Return whether a normalizer decomposes letters, and so sorts the marks after them, like BERT's for accents."""
     if part["type"] != "BertNormalizer":
         return part["type"] in _REORDERING
     return bool(part["lowercase"] if part["strip_accents"] is None else part["strip_accents"])
 
 
 def flat(part: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
-    """Return the parts of a sequence, which may hold sequences, in order."""
+    """Return the parts of a possibly nested sequence, in order."""
     if part is None:
         return []
     if part.get("type") != "Sequence":
@@ -201,8 +201,8 @@ def flat(part: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
 def _cluster_rules() -> bytes:
     """Return the rules of a Precompiled normalizer that replaces each character with the marks after it by "*".
 
-    So it says which code points such a normalizer takes together, which depends on its version of Unicode. The rules
-    are a trie of Darts (Yata, 2008), in which every first byte is a key, and the text of all keys.
+    So the result shows which code points such a normalizer handles together, which depends on its version of Unicode.
+    The rules are a trie of Darts (Yata, 2008), in which every first byte is a key, and the concatenated keys.
     """
     units = np.full(512, 1 << 31, "<u4")
     units[:256] = np.arange(256) | 1 << 8 | 256 << 10
@@ -211,7 +211,7 @@ def _cluster_rules() -> bytes:
 
 
 def _normalizing(parts: list[dict[str, Any]]) -> Normalizing:
-    """Return what the library's normalizer of these parts makes of a text."""
+    """Return the library's normalizer with these parts, as a function of a text."""
     if not parts:
         return str
     normalizer = library_tokenizer(normalizer={"type": "Sequence", "normalizers": parts}).normalizer

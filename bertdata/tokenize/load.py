@@ -1,4 +1,4 @@
-"""Loads a tokenizer from a file, a directory, or the Hugging Face hub."""
+"""Load a tokenizer from a file, a directory, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", 
 VOCABULARY = "vocab.txt"
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
 FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, *SENTENCEPIECE)
-"""Those that make a directory one of a tokenizer."""
-MOST_BYTES = 1 << 27  # bytes of a file; the largest on the hub has 34 MB
+"""A directory with one of these files is a tokenizer."""
+MOST_BYTES = 1 << 27  # bytes of a file; the largest one on the hub has 34 MB
 _WHITE_SPACE = " \t\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""What `tokenizers` leaves out at the end of a line of vocab.txt."""
-_HUB_TIMEOUT_S = 5.0  # seconds to wait for the first answer of the hub
+"""Characters that `tokenizers` strips from the end of a line of vocab.txt."""
+_HUB_TIMEOUT_S = 5.0  # seconds to wait for the first response of the hub
 
 
 def load(spec: str) -> LoadedTokenizer:
-    """Load a tokenizer. `spec` is a tokenizer.json or vocab.txt of any name, a directory of one, or a hub name.
+    """Load a tokenizer. `spec`: a tokenizer.json or vocab.txt with any file name, a directory with one, or a hub name.
 
-    A directory with a SentencePiece model and neither of these, or that model, is converted by transformers.
+    transformers converts a SentencePiece model, or a directory with such a model and neither of these files.
 
-    Raises UsageError if `spec` is empty, and TokenizerError, which says what was looked for, if it is none of these.
+    Raises UsageError if `spec` is empty, and TokenizerError, which lists the searched names, if nothing is found.
     """
     path = Path(spec)
     if not spec:
@@ -69,7 +69,7 @@ def load(spec: str) -> LoadedTokenizer:
 
 
 def _is_as_in_directory(loaded: LoadedTokenizer, directory: Path) -> bool:
-    """Return whether a vocab.txt gives the ids that its directory gives, as far as that can be loaded."""
+    """Return whether a vocab.txt alone gives the same ids as its directory, as far as the directory can be loaded."""
     try:
         return give_same_ids(loaded.files[TOKENIZER], _load_directory(directory).files[TOKENIZER])
     except TokenizerError:
@@ -77,7 +77,7 @@ def _is_as_in_directory(loaded: LoadedTokenizer, directory: Path) -> bool:
 
 
 def name_of(spec: str) -> str | None:
-    """Return the name of a tokenizer that `load` takes, of its directory or on the hub; None for a file of any name."""
+    """Return the name of a tokenizer for `load`: of its directory or on the hub; None for a file of any name."""
     path = Path(spec)
     if path.is_dir():
         return path.resolve().name
@@ -99,7 +99,7 @@ def _load_directory(path: Path) -> LoadedTokenizer:
 
 
 def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
-    """beside: the settings in the directory of the file, if they count."""
+    """beside: the settings in the directory of the file, if they apply."""
     if path.stat().st_size > MOST_BYTES:
         sentence = f"{path} has more than {MOST_BYTES >> 20} MiB, which no {TOKENIZER} has; give another file"
         raise TokenizerError(sentence, "too-large", option="tokenizer", given=path)
@@ -116,7 +116,7 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
                 )
             return loaded
         text = spelled.decode("utf-8-sig")
-        # A line of "##" and white space can be no part of a text; it stays as it is, so that datasets keep their ids.
+        # A line of "##" and white space matches no text; it stays unchanged, so that datasets keep their ids.
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         lines = [line if line.rstrip(_WHITE_SPACE) in ("", "##") else line.rstrip(_WHITE_SPACE) for line in lines]
         if lines == RESIDUES:
@@ -128,7 +128,7 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path) from None
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
-    if not beside.is_bert:  # a vocab.txt of EsmTokenizer with other tokens than ESM-2's
+    if not beside.is_bert:  # a vocab.txt of EsmTokenizer whose tokens differ from ESM-2's
         return _convert(str(path.parent))
     sentence = f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, [UNK] among them)"
     raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path)
@@ -158,9 +158,9 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
 
 
 def _load_hub(name: str) -> LoadedTokenizer:
-    """Load from the local Hugging Face cache, else from the hub, which is first asked whether it has the repository.
+    """Load from the local Hugging Face cache, else from the hub, after checking that the repository exists.
 
-    The cache may have one file of several, as other programs need less. Then the hub is asked too, if it answers.
+    The cache may have only some of the files, because other programs need fewer. Then tries the hub, too.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -176,14 +176,14 @@ def _load_hub(name: str) -> LoadedTokenizer:
 
 
 def _from_hub(name: str, *, only_cache: bool) -> Path | None:
-    """Return the tokenizer.json or vocab.txt of a repository, with those of BESIDE that are there."""
+    """Return the tokenizer.json or vocab.txt of a repository, and its files among BESIDE."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
     def download(file: str) -> Path | None:
         try:
             return Path(hf_hub_download(name, file, local_files_only=only_cache))
-        except (EntryNotFoundError, HFValidationError):  # not there, or not in the cache
+        except (EntryNotFoundError, HFValidationError):  # missing on the hub or in the cache
             return None
 
     path = download(TOKENIZER) or download(VOCABULARY)
@@ -193,7 +193,7 @@ def _from_hub(name: str, *, only_cache: bool) -> Path | None:
 
 
 def _convert(name: str) -> LoadedTokenizer:
-    """Return a tokenizer that transformers converts, such as SentencePiece's, of a directory or repository."""
+    """Convert a tokenizer, such as SentencePiece's, from a directory or repository with transformers."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -201,7 +201,7 @@ def _convert(name: str) -> LoadedTokenizer:
         raise TokenizerError(sentence, "not-installed", option="tokenizer", given=name) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds
+    except Exception as error:  # transformers raises many kinds of exceptions
         advice = "correct tokenizer_class in tokenizer_config.json, and install sentencepiece and protobuf"
         sentence = f"transformers cannot convert the tokenizer {name}: {_first(error)}; {advice}"
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name) from None
@@ -216,10 +216,10 @@ def _convert(name: str) -> LoadedTokenizer:
 
 
 def _require_on_hub(name: str) -> None:
-    """Ask the hub once, without retries, whether it has the repository.
+    """Check once, without retries, whether the hub has the repository.
 
-    A download retries for half a minute where no hub can be reached. huggingface_hub honours HF_ENDPOINT,
-    HF_HUB_OFFLINE, HF_TOKEN and the proxy variables. Raises TokenizerError if the hub does not answer, or not with yes.
+    If the hub is unreachable, a download retries for half a minute. huggingface_hub honours HF_ENDPOINT,
+    HF_HUB_OFFLINE, HF_TOKEN and the proxy variables. Raises TokenizerError for a missing repository or no response.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
@@ -255,7 +255,7 @@ def _require_on_hub(name: str) -> None:
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of an error's message, or its class."""
+    """Return the first line of an error's message, or the name of its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
 
 
@@ -269,8 +269,8 @@ def bert_tokenizer(
 ) -> tokenizers.Tokenizer:
     """Return a tokenizer like BERT's, with the vocabulary token → id.
 
-    added: tokens that it takes as a whole; None: those of SPECIALS that are in the vocabulary, with [CLS] and [SEP]
-    around a text. flags: of the normalizer.
+    added: tokens that are never split; None: the SPECIALS in the vocabulary, with [CLS] and [SEP] around a text. flags:
+    options of the normalizer.
     """
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, **flags)
@@ -284,7 +284,7 @@ def bert_tokenizer(
 
 
 def esm_tokenizer() -> tokenizers.Tokenizer:
-    """Return the tokenizer of ESM-2 (Lin et al., 2023), published as a vocab.txt and code: a letter is a token."""
+    """Return the tokenizer of ESM-2 (Lin et al., 2023), published as a vocab.txt and code. Each letter is a token."""
     vocabulary = {token: number for number, token in enumerate(RESIDUES)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     letters = pre_tokenizers.Split(Regex("."), "isolated")
@@ -301,9 +301,9 @@ def esm_tokenizer() -> tokenizers.Tokenizer:
 
 
 def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False) -> None:
-    """Make those of SPECIALS that are in the vocabulary special tokens, and put [CLS] and [SEP] around a text.
+    """Make the SPECIALS in the vocabulary special tokens, and put [CLS] and [SEP] around a text.
 
-    mask_takes_space: [MASK] takes the space before it, as is usual where spaces are part of tokens.
+    mask_takes_space: [MASK] includes the space before it, as usual if spaces are part of tokens.
     """
     present = [token for token in SPECIALS if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens(
@@ -316,6 +316,6 @@ def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False
 
 
 def add_template(tokenizer: tokenizers.Tokenizer, cls: str, sep: str) -> None:
-    """Put two tokens around a text where special tokens are requested, if the vocabulary has both."""
+    """Put two tokens around a text if special tokens are requested and the vocabulary has both."""
     if None not in map(tokenizer.token_to_id, (cls, sep)):
         tokenizer.post_processor = template(tokenizer, cls, sep)

@@ -18,28 +18,28 @@ from bertdata.tokenize.kernels.splits import LEFT, LENGTH, NUM_BYTES, RIGHT, fil
 from bertdata.tokenize.kernels.tries import NO_BYTE, grow_trie
 from bertdata.tokenize.rules import Unsupported
 
-MOST_IDS = 1 << 20  # a value holds ids of 20 bits
-MOST_ENTRIES = 1 << 24  # an entry of a trie holds places of 24 bits
+MOST_IDS = 1 << 20  # a value has 20 bits for an id
+MOST_ENTRIES = 1 << 24  # an entry of a trie has 24 bits for an index
 _BYTES_OF_UTF8 = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte < 0xF5]
-_UNK_PENALTY = 10.0  # an unknown character scores so much less than the least probable token (SentencePiece)
+_UNK_PENALTY = 10.0  # subtracted from the lowest score of a token, for an unknown character (SentencePiece)
 
 
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = sorted({*range(256)} - _PRINTABLE)
 BYTE_LETTERS = [chr(byte) if byte in _PRINTABLE else chr(0x100 + _OTHERS.index(byte)) for byte in range(256)]
-"""The character that stands for each byte in byte-level vocabularies (Radford et al., 2019).
+"""The character that represents each byte in byte-level vocabularies (Radford et al., 2019).
 
-A printable byte stands for itself. The others are U+0100, U+0101, ... in order.
+A printable byte represents itself. All other bytes are U+0100, U+0101, ... in order.
 """
 _BYTES_OF_LETTERS = codecs.charmap_build("".join(BYTE_LETTERS))
 
 
 def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
-    """Return the fields of records.WordTables that a model decides, and two more.
+    """Return the fields of records.WordTables that depend on the model, and two more.
 
-    "characters": token → id, of tokens of one character (BPE: also with its suffix); "has_space": whether SPACE is one.
-    model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
-    Raises Unsupported for options that the kernel does not know.
+    "characters": token → id, for tokens of one character (BPE: also with its suffix); "has_space": whether SPACE is
+    one. model: its JSON. vocabulary: token → id. byte_level: whether the model gets words as letters that represent
+    bytes. Raises Unsupported for unknown options.
     """
     if max(vocabulary.values(), default=0) >= MOST_IDS:
         raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
@@ -75,13 +75,13 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
 
 
 def kind_of(model: dict[str, Any]) -> str:
-    """Return what kind a model is, given as JSON; files of older versions do not say it."""
+    """Return the type of a model, given as JSON; files of older versions do not store it."""
     kinds = {"merges": "BPE", "unk_id": "Unigram", "continuing_subword_prefix": "WordPiece"}  # by a member each has
     return model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
 
 
 def merges_of(model: dict[str, Any]) -> list[list[str]]:
-    """Return the pairs of tokens that a BPE model merges, given as JSON."""
+    """Return the pairs of tokens that a BPE model, given as JSON, merges."""
     return [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
 
 
@@ -89,9 +89,9 @@ _Merges = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray
 
 
 def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> _Merges:
-    """Return a BPE model's merges as left ids, right ids and ranks, and the id that each rank gives.
+    """Return a BPE model's merges as left ids, right ids and ranks, and the resulting id of each rank.
 
-    Raises Unsupported for options that no kernel knows.
+    Raises Unsupported for options that no kernel supports.
     """
     if model.get("dropout"):
         raise Unsupported("its merges are random (dropout)")
@@ -101,7 +101,7 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> _Merges:
         raise Unsupported("its BPE model gives the bytes of unknown characters, and marks the ends of words")
     if model.get("unk_token") and model["unk_token"] not in vocabulary:
         raise Unsupported("its unknown token is not in the vocabulary")
-    if max(vocabulary.values(), default=0) == MOST_IDS - 1:  # a value of ones marks a free slot of the table of merges
+    if max(vocabulary.values(), default=0) == MOST_IDS - 1:  # all bits set marks a free slot of the table of merges
         raise Unsupported(f"its vocabulary has the id {MOST_IDS - 1:,}")
     pairs, id_of = merges_of(model), vocabulary.__getitem__
     if len(pairs) >= MOST_ENTRIES:
@@ -109,7 +109,7 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> _Merges:
     left, right = (np.array([*map(id_of, map(itemgetter(side), pairs))], np.int64) for side in (0, 1))
     merged = np.array([*map(id_of, map("".join, pairs)), 0], np.int32)
     rank = np.argsort(left << 20 | right, kind="stable")
-    is_last = np.diff(left[rank], append=-1) | np.diff(right[rank], append=-1)  # of equal merges the last one counts
+    is_last = np.diff(left[rank], append=-1) | np.diff(right[rank], append=-1)  # of equal merges the last one applies
     rank = rank[is_last != 0]
     return left[rank], right[rank], rank, merged
 
@@ -135,7 +135,7 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
 
 
 def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges, suffix: str) -> dict[str, Any]:
-    """Return the fields of records.WordTables that a byte-level BPE model decides. See kernels.splits."""
+    """Return the fields of records.WordTables for a byte-level BPE model. See kernels.splits."""
     byte_ids = np.array([[vocabulary.get(c + end, -1) for c in BYTE_LETTERS] for end in dict.fromkeys(["", suffix])])
     if (byte_ids[:, _BYTES_OF_UTF8] < 0).any() and model.get("unk_token"):
         raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
@@ -149,7 +149,7 @@ def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges,
     left, right, rank, merged = merges
     is_reached, num_bytes = np.zeros(merged.size, np.bool_), byte_ids.size
     mark_reached(*_joined(tokens), byte_ids, _table(left, right, rank), merged, is_reached)
-    kept = np.sort(rank[is_reached[rank]])  # a small table stays in the processor's caches
+    kept = np.sort(rank[is_reached[rank]])  # a small table stays in the processor cache
     sides = np.zeros((2, merged.size), np.int64)
     sides[:, rank] = left, right
     ids = np.append(byte_ids, merged[kept])
@@ -184,7 +184,7 @@ def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges,
 
 
 def _spelled(vocabulary: dict[str, int], suffix: str) -> dict[bytes, int]:
-    """Return bytes → id of the tokens that consist of letters of bytes. SUFFIX stands for the suffix."""
+    """Return bytes → id, for tokens of letters that represent bytes. SUFFIX represents the suffix."""
     spelled, encode = dict[bytes, int](), codecs.charmap_encode
     for token, token_id in vocabulary.items():
         text, end = (token.removesuffix(suffix), bytes([SUFFIX])) if suffix and token.endswith(suffix) else (token, b"")
@@ -192,14 +192,14 @@ def _spelled(vocabulary: dict[str, int], suffix: str) -> dict[bytes, int]:
             spelled[encode(text, "strict", _BYTES_OF_LETTERS)[0] + end] = token_id
         except UnicodeEncodeError:
             pass
-    if suffix:  # a byte that occurs in no text
+    if suffix:  # a byte that never occurs in text
         spelled = {text: n for text, n in spelled.items() if SUFFIX not in text[:-1] and text != bytes([SUFFIX])}
     spelled.pop(b"", None)
     return spelled
 
 
 def _fallback_ids(vocabulary: dict[str, int]) -> list[int]:
-    """Return the ids of the bytes of unknown characters."""
+    """Return the ids of bytes, for unknown characters."""
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     if not vocabulary.keys() >= set(names):
         raise Unsupported("its vocabulary lacks tokens of bytes")
@@ -207,14 +207,14 @@ def _fallback_ids(vocabulary: dict[str, int]) -> list[int]:
 
 
 def _joined(spellings: Iterable[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return spellings one after the other, and their bounds."""
+    """Return the concatenated spellings, and their bounds."""
     spellings = [*spellings]
     bounds = np.append(0, np.cumsum([*map(len, spellings)], dtype=np.int64))
     return np.frombuffer(b"".join(spellings) or b"\0", np.uint8), bounds
 
 
 def _table(left: NDArray[Any], right: NDArray[Any], rank: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return the hash table of merges, see `add_pairs`."""
+    """Return the hash table of merges for `add_pairs`."""
     slots, is_full = 2 << rank.size.bit_length(), True
     while is_full:
         table = np.full(slots, records.EMPTY)
@@ -238,7 +238,7 @@ def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any
 
 
 def trie_of(*roots: dict[bytes, int]) -> NDArray[np.uint64]:
-    """Return a trie for the kernels. roots: spelling → id for each root. Raises Unsupported if it gets too large."""
+    """Return a trie for the kernels. roots: spelling → id for each root. Raises Unsupported if it is too large."""
     spelled = [sorted(filter(None, root)) for root in roots]
     text, bounds = _joined(chain(*spelled))
     numbers = np.repeat(np.arange(len(roots)), [*map(len, spelled)])
@@ -253,6 +253,6 @@ def trie_of(*roots: dict[bytes, int]) -> NDArray[np.uint64]:
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array, after making it read-only. numba refuses to compile a kernel that writes to such an array."""
+    """Make the array read-only and return it. numba does not compile a kernel that writes to such an array."""
     array.flags.writeable = False
     return array

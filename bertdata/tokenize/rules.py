@@ -1,6 +1,6 @@
-"""How a pre-tokenizer cuts text into words, compiled to the table of a finite automaton.
+"""Compile the rules by which a pre-tokenizer cuts text into words to the table of a finite automaton.
 
-A rule is a regular expression in the syntax of Oniguruma, which `tokenizers` uses. Only its structure is read here.
+A rule is a regular expression in the syntax of Oniguruma, which `tokenizers` uses. Only its structure is parsed here.
 Each of its single-character matchers, such as `\\p{L}` or `[^\\s\\p{N}]`, is a *leaf*: which characters it matches is
 asked of `tokenizers`. Characters that the same leaves match form a *class*, and the automaton steps from class to
 class. A search by backtracking takes the first alternative that matches, not the longest one. The automaton does the
@@ -20,14 +20,14 @@ from tokenizers import normalizers
 
 from bertdata.tokenize.kernels.records import CLASSES, ENDED, STATES
 
-MAX_REPEATS = 16  # of `x{m,n}`, which is written out
+MAX_REPEATS = 16  # copies of x in `x{m,n}`, which is expanded
 _REPEATS: dict[str, tuple[int, int | None]] = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 Matcher = str | Callable[[str], bool]
 """A single-character matcher: its source as a regular expression, or a function of the character."""
 
 
 class Unsupported(Exception):  # noqa: N818  (not an error: `tokenizers` does the work instead)
-    """An engine cannot take a tokenizer. The message says why, as a clause."""
+    """An engine does not support a tokenizer. The message is the reason, as a clause."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Look:
-    """Matches no character, where the next character matches (or does not match, if `negative`)."""
+    """Matches the empty text if the next character matches (or, if `negative`, does not match)."""
 
     leaf: Leaf
     negative: bool
@@ -54,7 +54,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Choice:
-    """Matches the first of its parts that matches."""
+    """Matches the first part that matches."""
 
     parts: tuple[Node, ...]
 
@@ -72,7 +72,7 @@ Node = Leaf | Look | Chain | Choice | Repeat
 
 
 def parse(pattern: str) -> Node:
-    """Return the tree of a regular expression. Raises Unsupported for syntax that is not read here."""
+    """Return the tree of a regular expression. Raises Unsupported for unsupported syntax."""
     reader = _Reader(pattern)
     node = reader.choice(ignore_case=False)
     if reader.place != len(pattern):
@@ -184,7 +184,7 @@ def _may_be_empty(node: Node) -> bool:
 
 @dataclass
 class _Program:
-    """An expression as instructions. Instruction k is one of the following; `next` is the number of an instruction.
+    """An expression as instructions. Each instruction is one of the following; `next` is the index of an instruction.
 
     ("leaf", number of the leaf, next), ("look", number of the leaf, negative, next), ("fork", next, next), ("match",)
     """
@@ -193,7 +193,7 @@ class _Program:
     instructions: list[tuple] = field(default_factory=list)
 
     def add(self, node: Node, after: int) -> int:
-        """Add the instructions of a node, followed by instruction `after`. Return the number of the first one."""
+        """Add the instructions of a node, followed by instruction `after`. Return the index of the first one."""
         if isinstance(node, Leaf):
             return self._put("leaf", self._number(node), after)
         if isinstance(node, Look):
@@ -212,7 +212,7 @@ class _Program:
             self.instructions[fork] = ("fork", self.add(node.part, fork), after)
             after = fork
         last = after
-        for _ in range((node.most or node.least) - node.least):  # x(x(x)?)?, each of which may be left out
+        for _ in range((node.most or node.least) - node.least):  # x(x(x)?)?: each repetition is optional
             after = self._put("fork", self.add(node.part, after), last)
         for _ in range(node.least):
             after = self.add(node.part, after)
@@ -228,7 +228,7 @@ class _Program:
         return self.leaves.index(leaf.matcher)
 
     def reach(self, start: int) -> tuple[int, ...]:
-        """Return the instructions, other than forks, that are reached from one without reading, the preferred first."""
+        """Return the instructions, except forks, reachable from one without reading a character, by preference."""
         found: dict[int, None] = {}
         seen: set[int] = set()
 
@@ -247,7 +247,7 @@ class _Program:
 
 
 def _matcher(leaf: Matcher) -> Callable[[str], list[bool]]:
-    """Return the function that says which characters of a text a leaf matches."""
+    """Return a function that returns which characters of a text a leaf matches."""
     if callable(leaf):
         return lambda characters: [leaf(character) for character in characters]
     first, second = (normalizers.Replace(tokenizers.Regex(leaf), mark).normalize_str for mark in "xy")
@@ -255,20 +255,20 @@ def _matcher(leaf: Matcher) -> Callable[[str], list[bool]]:
 
 
 class Rules:
-    """Rules that are applied one inside the other: the second one cuts what the first one left whole, and so on.
+    """Rules that are applied in turn: the second one cuts the words of the first one, and so on.
 
-    Classes of characters are numbered as they are met. `steps` is rebuilt when a class is added; the numbers of the
-    classes that are there stay. Not for several threads at once.
+    Classes of characters are numbered in the order of first use. `steps` is rebuilt when a class is added; existing
+    classes keep their numbers. Not thread-safe.
     """
 
     steps: NDArray[np.uint16]
     """[num_states * CLASSES]: step k of state s is at s * CLASSES + k: the next state, and ENDED if a word ends before
-    the character. State 0 is the end of the search. Flags that the caller gives a class are in all its steps."""
+    the character. State 0 is the end of the search. The flags of a class are in all its steps."""
     starts: NDArray[np.int64]
-    """[num_rules]: the state at which a search begins."""
+    """[num_rules]: the initial state of a search."""
     cuts: NDArray[np.bool_]
-    """[CLASSES * CLASSES]: at a * CLASSES + b, whether no word contains a character of class a followed by one of
-    class b, and the words before are the same if the text ends there."""
+    """[CLASSES * CLASSES]: at a * CLASSES + b, whether no word contains a character of class a followed by class b, and
+    the words before the border stay the same if the text ends there."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.leaves: list[Matcher] = []
@@ -282,7 +282,7 @@ class Rules:
         self._build()
 
     def matches(self, characters: str) -> list[int]:
-        """Return which leaves match each character: bit n for leaf n."""
+        """Return a bit set for each character: bit n if leaf n matches."""
         bits = [0] * len(characters)
         for number, matcher in enumerate(self._matchers):
             for place, hit in enumerate(matcher(characters)):
@@ -290,7 +290,7 @@ class Rules:
         return bits
 
     def classes(self, wanted: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the class of each (leaves that match, flags of the steps). Leaves -1: the state stays as it is.
+        """Return the class of each (matching leaves, flags of the steps). Leaves -1: the state does not change.
 
         Raises Unsupported if there are too many.
         """
@@ -307,7 +307,7 @@ class Rules:
         return numbers
 
     def repeatable(self, matches: int) -> bool:
-        """Return whether two characters that these leaves match always act as one of them."""
+        """Return whether two characters in a row that these leaves match always act like one."""
         number = self.classes([(matches, 0)])[0]
         steps = self.steps.reshape(-1, CLASSES)
         used = len(self.class_keys) + 1
@@ -317,10 +317,10 @@ class Rules:
         )
 
     def covers(self, number: int) -> bool:
-        """Return whether a word of the first rule begins with every character of a class, whatever follows."""
+        """Return whether a word of the first rule begins with every character of a class, in any context."""
         steps = self.steps.reshape(-1, CLASSES)[:, : len(self.class_keys) + 1]
         states = [int(steps[self.starts[0], number]) & int(STATES)]
-        for state in states:  # grows while it is read
+        for state in states:  # grows during the loop
             if state == 0:
                 return False
             going_on = {int(step) & int(STATES) for step in steps[state] if not step & ENDED}
@@ -328,7 +328,7 @@ class Rules:
         return True
 
     def _build(self) -> None:
-        """Determinize the program for the classes that are known."""
+        """Determinize the program for the known classes."""
         rows: dict[tuple[int, ...], int] = {(): 0}
         table: list[list[int]] = []
         waiting: list[tuple[int, ...]] = [()]
@@ -340,7 +340,7 @@ class Rules:
             self.starts[level] = rows[first]
         reach = {k: self._program.reach(k) for k in range(len(self._program.instructions))}
         keys = [None, *self.class_keys]
-        for state in waiting:  # grows while it is read
+        for state in waiting:  # grows during the loop
             row = [0] * CLASSES
             for number, key in enumerate(keys):
                 if key is not None and key[0] < 0:
@@ -365,11 +365,11 @@ class Rules:
     def _step(
         self, state: tuple[int, ...], matches: int | None, reach: dict[int, tuple[int, ...]]
     ) -> tuple[tuple[int, ...], bool]:
-        """Return the state after a character that these leaves match, None for the end, and whether a word ends."""
+        """Return the state after a character that these leaves match (None: the end), and whether a word ends."""
         after: dict[int, None] = {}
 
         def visit(number: int) -> bool:
-            """Return whether the search ends with this instruction, so that the less preferred ones do not matter."""
+            """Return whether the search ends with this instruction, so that less preferred ones are irrelevant."""
             kind, *rest = self._program.instructions[number]
             if kind == "match":
                 return True

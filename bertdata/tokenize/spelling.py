@@ -1,4 +1,4 @@
-"""Tokens as people read them."""
+"""Tokens in readable form."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bertdata.tokenize.models import BYTE_LETTERS
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 
 _BYTES = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
-"""A character in the tokens of a byte-level tokenizer → the byte that it stands for, as in GPT-2: "Ġ" is a space."""
+"""A character in the tokens of a byte-level tokenizer → the byte that it represents, as in GPT-2: "Ġ" is a space."""
 
 
 class Spelling:
-    """Tokens as people read them: "Ã¤" of a byte-level tokenizer is "ä", and a space is a space.
+    """Tokens in readable form: "Ã¤" of a byte-level tokenizer is "ä", and "Ġ" is a space.
 
-    tokenizer_json: of a tokenizer that could be loaded. Tokens come as the vocabulary spells them.
+    tokenizer_json: of a valid tokenizer. Tokens are given as the vocabulary spells them.
     """
 
     def __init__(self, tokenizer_json: bytes) -> None:
@@ -27,7 +27,7 @@ class Spelling:
         self._special = {token["content"] for token in content.get("added_tokens", []) if token.get("special")}
 
     def text_of(self, token: str) -> bytes:
-        """Return what a token adds to a text, in UTF-8, with the space before a word; perhaps a part of a character."""
+        """Return the UTF-8 bytes that a token adds to a text, with a word's space; perhaps a part of a character."""
         if token in self._special:
             return f" {token} ".encode()
         if self._is_byte_level and all(character in _BYTES for character in token):
@@ -39,14 +39,14 @@ class Spelling:
         return f" {token}".encode()
 
     def token(self, token: str) -> str:
-        r"""Return one token alone. Its spaces are ␣, and bytes that are no complete character are like \xe6."""
+        r"""Return a single token. Spaces become ␣, and bytes of incomplete characters are written like \xe6."""
         if token in self._special:
             return token
         text = self.text_of(token).decode(errors="backslashreplace") if self._has_spaces else token
         return text.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "␣")
 
     def text(self, tokens: Sequence[str], marked: Collection[int] = ()) -> str:
-        """Return tokens one after the other, those whose indices are marked between > and <, in one line."""
+        """Return tokens in one line, with the tokens at the marked indices between > and <."""
         parts = []
         for index, token in enumerate(tokens):
             part = self.text_of(token)
@@ -58,6 +58,6 @@ class Spelling:
 
 
 def spelled(tokenizer: LoadedTokenizer) -> Callable[[int], str]:
-    """Return a function: an id → its token as people read it."""
+    """Return a function: id → readable token."""
     spelling = Spelling(tokenizer.files[TOKENIZER])
     return lambda token: spelling.token(tokenizer.spell(token))

@@ -1,4 +1,4 @@
-"""A tokenizer by itself: texts → arrays of ids at the speed of a build."""
+"""A stand-alone tokenizer: texts → arrays of ids at the speed of a build."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from bertdata.tokenize.tokenizer import LoadedTokenizer, naming_texts
 
 Texts = Sequence[str] | Sequence[bytes] | Any
 """Texts as str, as bytes in UTF-8, or as a pyarrow array of strings."""
-_PROBES = ("a", "A", "0", "the", "水")  # texts of which each tokenizer gives at least one an id
+_PROBES = ("a", "A", "0", "the", "水")  # texts; every tokenizer has an id for at least one of them
 
 
 class Tokenizer:
-    """Texts → ids, exactly as the `tokenizers` library gives them, and many times as fast if there is an engine.
+    """Texts → ids, identical to those of the `tokenizers` library, and many times faster if an engine supports it.
 
         tokenizer = bertdata.Tokenizer.load("bert-base-uncased")
         ids, offsets = tokenizer.encode_batch(texts)   # the ids of text i are ids[offsets[i] : offsets[i + 1]]
 
-    May be used from several threads at once, and can be pickled.
+    Thread-safe, and can be pickled.
     """
 
     def __init__(self, loaded: LoadedTokenizer) -> None:
@@ -42,9 +42,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path_or_name: str) -> Tokenizer:
-        """Return a tokenizer from a tokenizer.json, a vocab.txt, a SentencePiece model, a directory of one, or the hub.
+        """Load a tokenizer from a tokenizer.json, a vocab.txt, a SentencePiece model, a directory with one, or the hub.
 
-        Raises TokenizerError, which says what was looked for, if it is none of these.
+        Raises TokenizerError, which lists the searched names, if nothing is found.
         """
         return cls(load(str(path_or_name)))
 
@@ -53,7 +53,7 @@ class Tokenizer:
 
     @property
     def engine(self) -> str | None:
-        """What kind of tokenizer our engine takes this one for; None: `tokenizers` itself gives the ids."""
+        """Kind of tokenizer that the engine supports; None: `tokenizers` itself computes the ids."""
         return self._engine.name
 
     @property
@@ -68,15 +68,15 @@ class Tokenizer:
         workers: int = 1,
         add_special_tokens: bool = False,
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the ids of texts, uint16 or uint32 [N], and where those of each begin, int64 [num_texts + 1].
+        """Return the ids of texts, uint16 or uint32 [N], and the offsets of each text's ids, int64 [num_texts + 1].
 
-        texts: str or bytes in UTF-8 each, or a pyarrow array of strings, which are copied only if they are alone in
-            their buffer.
-        workers: threads, which share the texts.
-        add_special_tokens: whether each text gets those around it that a model expects, such as [CLS] and [SEP].
+        texts: a list of str or UTF-8 bytes, or a pyarrow array of strings (copied if its buffer ends with its last
+            text).
+        workers: number of threads that share the texts.
+        add_special_tokens: whether to add special tokens around each text, such as [CLS] and [SEP].
 
         A special token that a text spells becomes that token, as in transformers. Raises UsageError for a value that is
-        not text, and LongTextError or FailedTextError for a text on which `tokenizers` needs too much memory or fails.
+        not text, LongTextError if `tokenizers` needs too much memory for a text, and FailedTextError if it fails.
         """
         require(workers >= 1, "workers", workers, "1 or more threads")
         data, offsets = _joined(texts)
@@ -89,7 +89,7 @@ class Tokenizer:
         return ids, bounds
 
     def count(self, texts: Texts, *, workers: int = 1) -> NDArray[np.int64]:
-        """Return how many ids each text has without special tokens around it: int64 [num_texts]. See `encode_batch`."""
+        """Count the ids of each text, without special tokens around it: int64 [num_texts]. See `encode_batch`."""
         return np.diff(self.encode_batch(texts, workers=workers)[1])
 
     @cached_property
@@ -103,7 +103,7 @@ class Tokenizer:
     def _encoded(
         self, data: NDArray[np.uint8], offsets: NDArray[np.int64], workers: int
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        edges = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], workers + 1))  # of texts, by their bytes
+        edges = np.searchsorted(offsets, np.linspace(offsets[0], offsets[-1], workers + 1))  # equal shares of bytes
         edges[0], edges[-1] = 0, offsets.size - 1
 
         def part(first: int, stop: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -129,7 +129,7 @@ class Tokenizer:
 
     @cached_property
     def _special_tokens(self) -> tuple[list[int], list[int]]:
-        """The special tokens before and after a text. Raises UsageError if the tokenizer does more than adding them."""
+        """The special tokens before and after a text. Raises UsageError if the tokenizer does more than add them."""
 
         def ask() -> dict[str, Any]:
             encode = self._source.library.encode
@@ -147,7 +147,7 @@ class Tokenizer:
 
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return texts one after the other in UTF-8, with PADDING bytes behind, and the offsets of each."""
+    """Return the concatenated texts in UTF-8, followed by PADDING bytes, and their offsets."""
     is_list = hasattr(texts, "__len__") and not isinstance(texts, str | bytes)
     require(is_list, "texts", type(texts).__name__, "a list of texts", "malformed")
     if type(texts).__module__.partition(".")[0] == "pyarrow":
@@ -199,7 +199,7 @@ def _arrow_parts(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     offsets = np.frombuffer(bounds, kind, len(array) + 1, array.offset * np.dtype(kind).itemsize).astype(np.int64)
     try:
         array.validate(full=True)
-    except ValueError:  # of pyarrow, for invalid UTF-8 or offsets
+    except ValueError:  # from pyarrow, for invalid UTF-8 or offsets
         _require_text(np.frombuffer(values, np.uint8), offsets)
         raise
     return np.frombuffer(values, np.uint8), offsets

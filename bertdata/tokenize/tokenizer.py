@@ -1,7 +1,7 @@
-"""Text → token ids, exactly as the `tokenizers` library gives them; and the special tokens and files of a tokenizer.
+"""Text → token ids, identical to those of the `tokenizers` library; and special tokens and files of a tokenizer.
 
-An engine gives the ids where there is one for the tokenizer, at 60 to 500 MB/s of English text in one thread. Else
-`tokenizers` gives them, at 1 to 5 MB/s. docs/benchmarks.md has the measurements.
+If an engine supports the tokenizer, it encodes 60 to 500 MB/s of English text in one thread. Otherwise `tokenizers`
+encodes 1 to 5 MB/s. docs/benchmarks.md has the measurements.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bertdata.tokenize.words import forbidden_ids, replace_special
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which they are looked up
+ROLE_SPELLINGS = {  # role → spellings of its token, in the order of lookup
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
     "cls": ("[CLS]", "<s>"),
@@ -38,10 +38,10 @@ ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which the
     "bos": ("<s>", "[BOS]", "<|startoftext|>"),
     "eos": ("</s>", "[EOS]", "<|endoftext|>"),
 }
-ESM_ROLES = {"cls": "<cls>", "sep": "<eos>", "eos": "<eos>"}  # where a vocabulary has both, and no token named above
-ROW_ROLES = ("pad", "cls", "sep", "mask")  # what rows of a masked language model are made of, besides text
+ESM_ROLES = {"cls": "<cls>", "sep": "<eos>", "eos": "<eos>"}  # for a vocabulary that has both, and no token named above
+ROW_ROLES = ("pad", "cls", "sep", "mask")  # special tokens in rows of a masked language model
 WordSplitter = Callable[[str], Iterable[str]]
-"""A text → its words. Joined, the words must be the text."""
+"""A text → its words. The concatenated words must equal the text."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Encoded:
 
     ids: NDArray[Any]  # [n] of the tokenizer's token_dtype
     documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids
-    sentences: NDArray[np.int64] | None  # offsets in ids where sentences begin, ascending; None if not requested
-    special_ids_replaced: int  # how many special ids the model gave for plain text; they became the unknown id
+    sentences: NDArray[np.int64] | None  # starts of sentences in ids, ascending; None if not requested
+    special_ids_replaced: int  # number of special ids that the model gave for plain text; they became the unknown id
 
 
 def _roles_in(vocabulary: dict[str, int], given: Mapping[str, str], *, unk: str | None) -> dict[str, str]:
-    """Return the roles of a vocabulary: as given, else by the usual spellings. unk: the unknown token of the model."""
+    """Return the roles of a vocabulary: as given, else by usual spellings. unk: the unknown token of the model."""
     names = {role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()}
     if not given and names["cls"] is names["sep"] is None and vocabulary.keys() >= set(ESM_ROLES.values()):
         names |= ESM_ROLES
@@ -65,11 +65,11 @@ def _roles_in(vocabulary: dict[str, int], given: Mapping[str, str], *, unk: str 
 
 
 def _facts(source: Source, roles: dict[str, str], input_names: Sequence[str] | None) -> dict[str, Any]:
-    """Return what a LoadedTokenizer knows about its file. Raises TokenizerError for one that it cannot take."""
+    """Return the facts of a tokenizer file for LoadedTokenizer. Raises TokenizerError if it is not supported."""
     library, content = source.parse(), source.content
     added = library.get_added_tokens_decoder()
     source.added = added
-    # The library counts on where it likes
+    # The library may number added tokens differently from the file
     given = content.get("added_tokens")
     if given is None or {token.content: n for n, token in added.items()} != {t["content"]: t["id"] for t in given}:
         content["added_tokens"], source.is_as_stored = json.loads(library.to_str())["added_tokens"], False
@@ -123,9 +123,9 @@ class LoadedTokenizer:
 
     special: SpecialTokens
     spellings: tuple[str, ...]
-    """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
+    """Special tokens in the order of their ids. In a text they are plain text, and are counted."""
     notes: list[str]
-    """Lines that a build prints about it."""
+    """Lines that a build prints about the tokenizer."""
 
     def __init__(
         self,
@@ -134,9 +134,9 @@ class LoadedTokenizer:
         input_names: Sequence[str] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        """roles: role → special token, such as {"mask": "[MASK]"}; roles that are not given are looked up.
+        """roles: role → special token, such as {"mask": "[MASK]"}; missing roles are looked up.
 
-        input_names: the arguments that AutoTokenizer prepares for a model; None: input_ids and attention_mask, and
+        input_names: the arguments that AutoTokenizer prepares for a model; None: input_ids, attention_mask, and
         token_type_ids if the post-processor distinguishes the two texts of a pair. Raises TokenizerError for JSON that
         is not a tokenizer.
         """
@@ -147,7 +147,7 @@ class LoadedTokenizer:
         source.added = {number: AddedToken(content, **flags) for number, content, flags in facts["added"]}
         self.special = SpecialTokens(**facts["special"] | {"special_ids": tuple(facts["special"]["special_ids"])})
         self.spellings, self._roles = tuple(facts["spellings"]), facts["roles"]
-        self._has_lines = any("\n" in token.content for token in source.added.values())  # tokens that go across lines
+        self._has_lines = any("\n" in token.content for token in source.added.values())  # tokens that contain a newline
         self._config, self._given_names, self.notes = facts["config"], input_names, [*notes]
         self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
@@ -158,7 +158,7 @@ class LoadedTokenizer:
 
     @cached_property
     def files(self) -> dict[str, bytes]:
-        """File name → content: what a dataset publishes, and what AutoTokenizer.from_pretrained reads."""
+        """File name → content, for a dataset and for AutoTokenizer.from_pretrained."""
         spelled = self.source.kept("file", lambda: {"bytes": np.frombuffer(_spelled(self.source.content), np.uint8)})
         return {TOKENIZER: spelled["bytes"].tobytes(), TOKENIZER_CONFIG: _spelled(self._config)}
 
@@ -169,7 +169,7 @@ class LoadedTokenizer:
 
     @property
     def engine(self) -> Engine:
-        """What encodes text. It is made, and its kernels are loaded, when it is first used.
+        """The engine that encodes text. It is made, and its kernels are loaded, on first use.
 
         Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
         """
@@ -179,19 +179,19 @@ class LoadedTokenizer:
 
     @property
     def engine_gives_lines(self) -> bool:
-        """Whether the engine also finds where sentences begin."""
+        """Whether the engine also finds the starts of sentences."""
         return bool(self.engine.name and self.engine.words.takes_lines and not self._has_lines)
 
     @property
     def missing_roles(self) -> list[str]:
-        """The roles of ROW_ROLES that no token has."""
+        """The roles of ROW_ROLES without a token."""
         return [role for role in ROW_ROLES if role not in self._roles]
 
     def with_special_tokens(self) -> LoadedTokenizer:
-        """Return this tokenizer with [PAD], [CLS], [SEP] and [MASK] added for the roles that no token has.
+        """Return this tokenizer with [PAD], [CLS], [SEP] and [MASK] added for roles without a token.
 
-        The new tokens get the ids after the vocabulary. If [CLS] or [SEP] is new, the tokenizer also puts them around a
-        text where special tokens are requested, as BERT's does.
+        The ids of the new tokens follow the vocabulary. If [CLS] or [SEP] is new, the tokenizer also puts them around a
+        text if special tokens are requested, like BERT's.
         """
         missing = {role: ROLE_SPELLINGS[role][0] for role in self.missing_roles}
         if not missing:
@@ -207,7 +207,7 @@ class LoadedTokenizer:
     def with_roles(self, given: Mapping[str, str]) -> LoadedTokenizer:
         """Return this tokenizer with roles for some of its tokens. given: role → token.
 
-        If it then has [CLS] and [SEP], it also puts them around a text where special tokens are requested.
+        If it then has [CLS] and [SEP], it also puts them around a text if special tokens are requested.
         """
         content, roles = dict(self.source.content), self._roles | given
         if {"cls", "sep"} <= roles.keys():
@@ -224,7 +224,7 @@ class LoadedTokenizer:
         return self.library.id_to_token(token_id) or f"<{token_id}>"
 
     def decode(self, ids: list[int]) -> str:
-        """Return a text that has these ids, with special tokens shown."""
+        """Return a text with these ids, including special tokens."""
         return self.library.decode(ids, skip_special_tokens=False)
 
     def encode(
@@ -235,19 +235,18 @@ class LoadedTokenizer:
         sentences: bool,
         name: Callable[[int], str] = "document {}".format,
     ) -> Encoded:
-        """Return the ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
+        """Return the ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], followed by a newline.
 
-        data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
-        line of its document. name: what an error calls a document. May be called from several threads at once; it
-        releases the GIL for most of the time.
-        Raises FailedTextError for a text on which `tokenizers` fails; TextError if it has no unknown token for
-        texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
+        data: valid UTF-8. sentences: whether to find the starts of sentences: the first id whose text starts in a new
+        line of its document. name: the word for a document in errors. Thread-safe; releases the GIL most of the time.
+        Raises FailedTextError for a text on which `tokenizers` fails; TextError if there is no unknown token to replace
+        special ids of texts; LongTextError for texts with pieces that are too long for `tokenizers`.
         """
         with naming_texts(offsets, name, ", or use --on-error skip"):
             separator, engine = self.special.separator, self.engine
             if engine.name and (self.engine_gives_lines or not sentences):
                 text, bounds = np.frombuffer(data, np.uint8), offsets
-                ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
+                ends = np.full(offsets.size - 1, separator is not None)  # pieces before a separator
                 if sentences:
                     line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
                     bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
@@ -270,11 +269,11 @@ class LoadedTokenizer:
         word_splitter: WordSplitter,
         name: Callable[[int], str] = "document {}".format,
     ) -> NDArray[np.bool_]:
-        """Return whether each id that `encode` gave begins a word: bool [num_ids].
+        """Return whether each id of `encode` begins a word: bool [num_ids].
 
         data, offsets, name: the arguments of `encode`. documents: its result. word_splitter: a text → its words, in
-        order. Raises UsageError if word_splitter fails, or if the words of a text, joined, are not the text, and
-        LongTextError as `encode` does. Takes the time of `tokenizers`, which gives the places of tokens, and of
+        order. Raises UsageError if word_splitter fails or its concatenated words differ from the text, and
+        LongTextError like `encode`. As slow as `tokenizers`, which computes the offsets of tokens, plus
         `word_splitter`.
         """
         with naming_texts(offsets, name, ", or use --on-error skip"):
@@ -285,7 +284,7 @@ class LoadedTokenizer:
                 try:
                     words = list(word_splitter(text))
                     joined = "".join(words)
-                except Exception as error:  # whatever the function of a user raises
+                except Exception as error:  # any exception of the user's function
                     reason = f"{type(error).__name__}: {error}"
                     sentence = f"--words failed ({reason}) on the text that begins with {text[:40]!r}; fix the function"
                     raise UsageError(sentence, "function-failed", option="words", given=text) from None
@@ -334,9 +333,9 @@ class LoadedTokenizer:
 
 
 def give_same_ids(first: bytes, second: bytes) -> bool:
-    """Return whether two tokenizer.json give the same ids for every text, as far as what they say shows it.
+    """Return whether two tokenizer.json give the same ids for every text, as far as their contents show it.
 
-    transformers spells a file otherwise when it saves it again, and may add a post-processor.
+    transformers writes a file differently when it saves it again, and may add a post-processor.
     """
 
     def what_gives_ids(spelled: bytes) -> list[Any]:
@@ -345,13 +344,13 @@ def give_same_ids(first: bytes, second: bytes) -> bool:
 
     try:
         return first == second or what_gives_ids(first) == what_gives_ids(second)
-    except Exception:  # the library raises bare Exception for what is no tokenizer
+    except Exception:  # the library raises plain Exception for an invalid tokenizer
         return False
 
 
 @contextmanager
 def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice: str = "") -> Iterator[None]:
-    """Add to an error which of some texts it is about, and advice. offsets: as `LoadedTokenizer.encode` has them."""
+    """Add the affected texts, and advice, to an error. offsets: as in `LoadedTokenizer.encode`."""
     try:
         yield
     except (FailedTextError, LongTextError) as error:
@@ -362,9 +361,9 @@ def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice:
 
 
 def lacks_template(content: dict[str, Any], roles: Mapping[str, str]) -> bool:
-    """Return whether a tokenizer has [CLS] and [SEP], and no post-processor that puts them around a pair of texts.
+    """Return whether a tokenizer has [CLS] and [SEP], but no post-processor that puts them around a pair of texts.
 
-    content: of tokenizer.json. roles: role → token. A template for a single text may be there, if it is that of rows.
+    content: of tokenizer.json. roles: role → token. A template for a single text may exist, if it is the one of rows.
     """
 
     def adds_tokens(part: dict[str, Any]) -> bool:
@@ -382,7 +381,7 @@ def lacks_template(content: dict[str, Any], roles: Mapping[str, str]) -> bool:
 def _with_template(
     old: dict[str, Any] | None, library: tokenizers.Tokenizer, roles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a post-processor, as JSON, that is a template of the roles, and keeps what `old` does to bytes."""
+    """Return a post-processor, as JSON: a template of the roles that keeps the byte-level part of `old`."""
     with_template = tokenizers.Tokenizer(models.BPE())
     with_template.post_processor = template(library, roles["cls"], roles["sep"])
     byte_level = [part for part in flat(old, "processors") if part.get("type") == "ByteLevel"]
@@ -390,7 +389,7 @@ def _with_template(
 
 
 def template(library: tokenizers.Tokenizer, cls: str, sep: str) -> processors.TemplateProcessing:
-    """Return a post-processor that makes [CLS] text [SEP] and [CLS] text [SEP] text [SEP], as rows are."""
+    """Return a post-processor that makes [CLS] text [SEP] and [CLS] text [SEP] text [SEP], like rows."""
     ends = [(token, library.token_to_id(token)) for token in (cls, sep)]
     return processors.TemplateProcessing(
         single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"], special_tokens=ends
@@ -398,20 +397,20 @@ def template(library: tokenizers.Tokenizer, cls: str, sep: str) -> processors.Te
 
 
 def _gives_type_ids(post_processor: dict[str, Any] | None) -> bool:
-    """Return whether a post-processor, given as JSON, gives the second text of a pair the type id 1."""
+    """Return whether a post-processor, given as JSON, sets the type id 1 for the second text of a pair."""
     parts = flat(post_processor, "processors")
     values = [value for part in parts for piece in part.get("pair", []) for value in piece.values()]
     return any(part.get("type") == "BertProcessing" for part in parts) or any(each["type_id"] == 1 for each in values)
 
 
 def _texts(data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
-    """Return the documents of `LoadedTokenizer.encode`, each without the newline after it."""
+    """Return the documents of `LoadedTokenizer.encode`, without the newline after each."""
     view = np.frombuffer(data, np.uint8).data
     return [str(view[start : stop - 1], "utf-8") for start, stop in pairwise(offsets.tolist())]
 
 
 def _line_starts(text: str, encoding: tokenizers.Encoding, first: int) -> Iterator[int]:
-    """Yield the numbers of the ids with which lines begin. The ids of the text are numbered from `first` on."""
+    """Yield the indices of the first ids of lines. The ids of the text are numbered from `first` on."""
     line_end = -1
     for index, (start, _) in enumerate(encoding.offsets):
         if start >= line_end:

@@ -1,4 +1,4 @@
-"""Texts → a vocabulary, by the trainers of `tokenizers`. The same texts give the same tokenizer."""
+"""Texts → a vocabulary, with the trainers of `tokenizers`. The same texts give the same tokenizer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from bertdata.tokenize.load import SPECIALS, add_roles, bert_tokenizer
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 
 _NUM_BYTES = 256
-_PENALTY = 1e-4  # the unigram trainer adds this to the score of one character after the other
-_DIGITS = 3  # of a unigram score, after the point
+_PENALTY = 1e-4  # the unigram trainer adds multiples of this to the scores of characters
+_DIGITS = 3  # decimals of a unigram score
 
 
 def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
     """Return a tokenizer like BERT's with a WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
 
-    cased: keep case and accents. Frequent characters come first and get their tokens as long as they fit. The first ids
-    are those of the five special tokens; the other tokens follow in the order of their UTF-8 bytes. Reads about 2 MB/s.
-    Raises UsageError if vocab_size leaves no room for letters.
+    cased: keep case and accents. Characters get tokens in the order of their frequency, as long as there is room. The
+    first five ids are the special tokens; all other tokens follow in the order of their UTF-8 bytes. Processes about 2
+    MB/s. Raises UsageError if vocab_size leaves no room for letters.
     """
     _require(vocab_size, 2 * len(SPECIALS), "words")
     blank = bert_tokenizer({"[UNK]": 0}, lowercase=not cased)
-    # The trainer breaks ties by the numbers of symbols, and it numbers "##x" symbols in the order of a hash table. So
-    # that the result is always the same, we number them first: frequent characters, then "##x" for those inside words.
+    # The trainer breaks ties by the numbers of symbols, and it numbers "##x" symbols in the order of a hash table. For
+    # a reproducible result we number them first: frequent characters, then "##x" for characters inside words.
 
     def joins(c: str) -> bool:
         return len(blank.pre_tokenizer.pre_tokenize_str(blank.normalizer.normalize_str("a" + c))) == 1
@@ -57,9 +57,9 @@ def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -
 def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
     """Return a tokenizer like ModernBERT's: byte-level BPE (Radford et al., 2019) of at most `vocab_size` tokens.
 
-    Text is put into the normal form NFC; not cased: and into lower case. Every text can be spelled, so [UNK] is never
-    given. The first ids are those of the five special tokens and of the 256 bytes; the other tokens follow in the order
-    of their merges. Reads about 3 MB/s. Raises UsageError if vocab_size leaves no room for merges.
+    Normalizes text to NFC and, unless `cased`, to lower case. Every text can be encoded, so [UNK] never occurs. The
+    first ids are the five special tokens and the 256 bytes; all other tokens follow in the order of their merges.
+    Processes about 3 MB/s. Raises UsageError if vocab_size leaves no room for merges.
     """
     _require(vocab_size, len(SPECIALS) + _NUM_BYTES + 1, "pairs of bytes")
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -80,9 +80,9 @@ def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> Load
 def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
     """Return a tokenizer like those of ALBERT and XLM-R: a unigram model (Kudo, 2018) of at most `vocab_size` tokens.
 
-    Text is put into the normal form NFKC; not cased: without accents and in lower case. The first ids are those of the
-    five special tokens; the other tokens follow by descending probability, equal ones in the order of their UTF-8
-    bytes. Reads about 0.5 MB/s. Raises UsageError if vocab_size leaves no room for letters.
+    Normalizes text to NFKC and, unless `cased`, removes accents and converts to lower case. The first five ids are the
+    special tokens; all other tokens follow by descending probability, with ties in the order of their UTF-8 bytes.
+    Processes about 0.5 MB/s. Raises UsageError if vocab_size leaves no room for letters.
     """
     _require(vocab_size, 2 * len(SPECIALS), "words")
     tokenizer = tokenizers.Tokenizer(models.Unigram())
@@ -90,7 +90,7 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
     tokenizer.normalizer = normalizers.Sequence([*lowers, normalizers.NFKC()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     tokenizer.decoder = decoders.Metaspace()
-    # The trainer keeps every character that it meets, so it may meet only as many as there is room for.
+    # The trainer keeps every character of the text, so the text may have only as many as there is room for.
     room = max(1, (vocab_size - len(SPECIALS)) // 2 - 1)
     effect = (
         "they become [UNK], as at most half of a unigram vocabulary is single characters; give a larger --vocab-size"
@@ -104,7 +104,7 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
     )
     try:
         tokenizer.train_from_iterator(texts, trainer)
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # the library raises plain Exception
         sentence = f"no unigram vocabulary of {vocab_size} tokens can be trained on this text: {error}"
         raise UsageError(sentence, "out-of-range", option="vocab_size", given=vocab_size) from None
     content = json.loads(tokenizer.to_str())
@@ -113,7 +113,7 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
 
 
 def _with_roles(content: dict[str, Any]) -> str:
-    """Return a trained tokenizer, given as JSON, with its special tokens added again: [MASK] takes the space before."""
+    """Return a trained tokenizer, given as JSON, with its special tokens added again: [MASK] includes its space."""
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content | {"added_tokens": []}))
     add_roles(tokenizer, mask_takes_space=True)
     return tokenizer.to_str()
@@ -124,7 +124,7 @@ TRAINERS: dict[str, Callable[..., LoadedTokenizer]] = {
     "bpe": train_bpe,
     "unigram": train_unigram,
 }
-"""By type, one of choices.TOKENIZER_TYPES; called with texts, vocab_size and cased."""
+"""Trainers by type, one of choices.TOKENIZER_TYPES; called with texts, vocab_size and cased."""
 
 
 def _require(vocab_size: int, least: int, what: str) -> None:
@@ -134,10 +134,10 @@ def _require(vocab_size: int, least: int, what: str) -> None:
 def _alphabet(
     texts: list[str], normalizer: Any, room: int, effect: str, tokens_of: Callable[[str], int] = lambda c: 1
 ) -> tuple[list[str], list[str]]:
-    """Return the most frequent characters of the normalized texts that fit, ascending, and a note about the others.
+    """Return the most frequent characters of the normalized texts that fit, ascending, and a note about the rest.
 
-    room: for how many tokens there is room. effect: what the note says of the others. tokens_of: a character → how many
-    tokens it takes.
+    room: number of tokens that fit. effect: the effect on the remaining characters, for the note. tokens_of: a
+    character → its number of tokens.
     """
     characters: Counter[str] = Counter()
     for text in texts:
@@ -155,18 +155,18 @@ def _alphabet(
 
 
 class _OnlyThese(dict[int, str]):
-    """A table for str.translate that makes every other character a space."""
+    """A table for str.translate that replaces every other character with a space."""
 
     def __missing__(self, point: int) -> str:
         return " "
 
 
 def _reproducible(pieces: list[list[Any]]) -> list[list[Any]]:
-    """Return the pieces (token, score) of the unigram trainer without what differs between two runs.
+    """Return the pieces (token, score) of the unigram trainer without differences between runs.
 
-    The trainer sums scores in the order of a hash table, so they differ by up to 4e-11; they are rounded. It also gives
-    the characters that training removed a score of their own each, the least plus 0, 1, 2, ... times _PENALTY, in the
-    order of a hash table. Here they get these scores in the order of the characters.
+    The trainer sums scores in the order of a hash table, so they differ by up to 4e-11; they are rounded here. It also
+    scores the characters that training removed: the lowest score plus 0, 1, 2, ... times _PENALTY, in the order of a
+    hash table. Here these scores follow the order of the characters.
     """
     learned = {token: score for token, score in pieces if token not in SPECIALS}
     least = min(learned.values(), default=0.0)

@@ -1,11 +1,11 @@
-"""What the kernels must know of a tokenizer: byte-level BPE, SentencePiece's BPE, Unigram, WordPiece or WordLevel.
+"""Tables of a tokenizer for the kernels: byte-level BPE, SentencePiece's BPE, Unigram, WordPiece or WordLevel.
 
-Every such tokenizer works in the same steps, and this file puts together what the kernel must know of each:
+Every such tokenizer works in the same steps, and this file combines the tables of all steps:
 
     added tokens   added.py    are cut out of the text
-    normalizer     forms.py    gives each code point its normal form
+    normalizer     forms.py    maps each code point to its normal form
     pre-tokenizer  rules.py    cuts the text into words
-    model          models.py   gives the ids of a word
+    model          models.py   maps a word to its ids
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from bertdata.types import SpecialTokens
 
 _FOUND_BY_BITS = {GPT2_RULE: records.GPT2_WORDS, LLAMA3_RULE: records.LLAMA3_WORDS}
 _KINDS = {"é": records.IS_LETTER, "²": records.IS_NUMBER, "€": records.IS_OTHER, "\u00a0": records.IS_BLANK}
-"""A character of each kind; all that a rule takes for such a character."""
-PAGE = 256  # code points that the tokenizer is asked about at a time
+"""A character of each kind, and all characters that a rule treats like it."""
+PAGE = 256  # code points that the tokenizer is probed with at a time
 NUM_CODE_POINTS = 0x110000
-WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
-MOST_FORM_BYTES = 12  # that an entry holds
+WORD_BYTES = 1 << 14  # most bytes of a normalized word; a word of a quarter of this or more is hard
+MOST_FORM_BYTES = 12  # of a normal form in an entry
 _MOST_CHARS = "max_input_chars_per_word"
-_SILENT = -1  # in place of the leaves that match: the code point has an empty normal form
+_SILENT = -1  # instead of the matching leaves: the code point has an empty normal form
 
 
 def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:
-    """Return which ids text may not give: bool [vocab_size], read-only. The unknown id is stored in their place."""
+    """Return which ids text must not become: bool [vocab_size], read-only. The unknown id replaces them."""
     forbidden = np.zeros(special.vocab_size, np.bool_)
     forbidden[list(set(special.special_ids) - {special.unk})] = True
     return read_only(forbidden)
 
 
 def replace_special(ids: NDArray[Any], special: NDArray[np.bool_], unk: int | None) -> NDArray[np.int64]:
-    """Replace special ids by the unknown id, if there is one, and return their places. special: bool [vocab_size]."""
+    """Replace special ids by the unknown id, if there is one, and return their indices. special: bool [vocab_size]."""
     places = np.flatnonzero(special[ids])
     if unk is not None:
         ids[places] = unk
@@ -59,24 +59,24 @@ def replace_special(ids: NDArray[Any], special: NDArray[np.bool_], unk: int | No
 
 
 class Words:
-    """What the kernels must know of a tokenizer. All public methods may be called from several threads at once."""
+    """Tables of a tokenizer for the kernels. All public methods are thread-safe."""
 
     name: str
-    """What kind of tokenizer it is."""
+    """Kind of the tokenizer."""
     takes_lines: bool
-    """Whether the ids of a text are the ids of its lines, one after the other."""
+    """Whether the ids of a text are the concatenated ids of its lines."""
     why_slow: str | None = None
-    """One clause that says why usual text is hard."""
+    """The reason, as a clause, why typical text is hard."""
     near_factor: int
-    """How many times NEAR_LINES lines the tables of runs have."""
+    """Size of the tables of runs, as a multiple of NEAR_LINES lines."""
 
     def __init__(self, source: Source, special: SpecialTokens) -> None:
-        """Raises Unsupported if the kernel cannot encode for this tokenizer."""
+        """Raises Unsupported if the kernel does not support this tokenizer."""
         self._source, self.special, self.unk = source, forbidden_ids(special), special.unk
         self.dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
-        self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
-        self._kept, self._num_kept = f"pages: {special}", 0  # name in the cache, and pages there
-        self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
+        self._pages: dict[int, NDArray[Any]] = {}  # index of a page → entries of its code points, read-only
+        self._kept, self._num_kept = f"pages: {special}", 0  # name in the cache, and number of pages there
+        self._probing = threading.Lock()  # held while the tokenizer is probed, and while _pages is read or written
         self.forms = forms = Forms(source.outline.get("normalizer"))
         self._changes = not forms.is_identity or forms.collapses
         self._cut = cut = cutting(source.outline.get("pre_tokenizer"), forms, source)
@@ -92,7 +92,7 @@ class Words:
             raise Unsupported("its pre-tokenizer has too many parts")
         self._rules = Rules(cut.nodes)
         self._finds = _FOUND_BY_BITS.get(cut.pattern)
-        self._kinds = np.full(256, records.MAY_CHANGE)  # of the classes of characters
+        self._kinds = np.full(256, records.MAY_CHANGE)  # classes of characters
         if self._finds:
             self._kinds[self._classes("".join(_KINDS))] = [*_KINDS.values()]
         self._cut_bytes = Rules(cut.cut_bytes)
@@ -110,9 +110,9 @@ class Words:
         gives_bytes = cut.byte_level or (model["byte_ids"][0, 0] >= 0 and not has_space)
         if gives_bytes and (cut.marks_spaces or SPACE in (forms.normal(" "), cut.prefix)):
             raise Unsupported("its vocabulary does not have the character that stands for a space")
-        # A newline that no leaf matches ends words as the end of a text does.
+        # A newline that no leaf matches ends words like the end of a text.
         ends_words = forms.normal("\n") != "" and not any(self._rules.matches(forms.normal("\n")))
-        has_places = not forms.clusters  # else the library's places of tokens are not those of their text
+        has_places = not forms.clusters  # else the library's offsets of tokens are not those of their text
         is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not forms.strips
         self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
         self.name = "byte-level BPE" if cut.byte_level else kind_of(model_json)
@@ -125,10 +125,10 @@ class Words:
         return self._rules.classes([(matches, 0) for matches in self._rules.matches(characters)])
 
     def _constant_fields(self, model: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of the kernel's tables that never change. model: those that `model_tables` returns."""
+        """Return the constant fields of the kernel's tables. model: the fields from `model_tables`."""
         cut, prefix = self._cut, self._cut.prefix
-        # Words of more characters are unknown, and others fit the memory of a thread. What finds words by bits stops
-        # at the longest.
+        # Words of more characters are unknown, and shorter words fit the memory of a thread. The search for words by
+        # bits stops at the longest.
         is_short = 0 < model["max_chars"] <= 1 << 10 and not prefix and not self._finds
         return model | {
             "longest": 1 << 62 if is_short else WORD_BYTES // 4 - 16,
@@ -151,7 +151,7 @@ class Words:
         if self._rule_fields.get("steps") is not rules.steps:
             points, quick = self._page(0)[:128], np.zeros(256, np.uint8)
             is_quick = points[:, 0] & (records.MEETS | records.HARD_FORM | records.SILENT_FORM) == 0
-            is_quick[0] = False  # a run with a zero byte has no key
+            is_quick[0] = False  # runs with a zero byte have no key
             quick[:128] = np.where(is_quick, points[:, 0] & np.uint64(0xFF), 0)
             finds, is_inside, stops = self._quick_words(quick)
             folds = finds == records.RUNS and bool(stops[ord("@")] != records.NOT_QUICK)
@@ -166,7 +166,7 @@ class Words:
         return self._rule_fields
 
     def _skips(self, quick: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Return the field `skips` of records.WordTables. quick: the field of that name."""
+        """Return the field `skips` of records.WordTables. quick: the field `quick`."""
         steps, classes = self._rules.steps.reshape(-1, records.CLASSES), quick[[*string.ascii_lowercase.encode()]]
         loops = np.arange(steps.shape[0]) | int(records.ENDED)
         return np.logical_and((steps[:, classes] == loops[:, None]).all(axis=1), classes.all())
@@ -174,8 +174,8 @@ class Words:
     def _quick_words(self, quick: NDArray[np.uint8]) -> tuple[int, NDArray[np.bool_], NDArray[np.uint64]]:
         """Return the fields `finds` and `stops` of records.WordTables, and the bytes of `ends`, bool [256].
 
-        quick: the field of that name. A word of bytes of one set, perhaps with a space before them, needs no automaton
-        if these bytes never end it and the byte after them always does.
+        quick: the field `quick`. A word of bytes from one set, perhaps after a space, needs no automaton if these bytes
+        never end it and the byte after it always does.
         """
         stops, known, is_inside = np.full(256, records.NOT_QUICK), np.flatnonzero(quick), np.zeros(256, np.bool_)
         if len(self._cut.nodes) > 1:
@@ -201,7 +201,7 @@ class Words:
         for inside in ([*range(ord("!"), ord("~") + 1)], letters, letters[:26]):
             classes = np.unique(quick[inside])
             waiting = sorted({int(state) for state in states[[[start], [space]], classes].ravel()})
-            for state in waiting:  # grows while it is read
+            for state in waiting:  # grows during the loop
                 waiting.extend(sorted({int(after) for after in states[state, classes]}.difference(waiting)))
             if 0 in (space, *waiting, *classes) or not ends[waiting, 0].all():
                 continue
@@ -220,15 +220,15 @@ class Words:
         return records.NOTHING, is_inside, stops
 
     def _lone(self, point: str, form: str) -> int | None:
-        """Return the value of the ids of a code point that is a word by itself or ends words, whatever its neighbors.
+        """Return the value of the ids of a code point that is a word by itself or ends words, in any context.
 
-        form: its normal form. None: it is no such code point.
+        form: its normal form. Returns None for any other code point.
         """
         if self._kind is None or not form:
             return None
         kinds = [*map(self._kind, form)]
         if "keep" in (kinds[0], kinds[-1]) or ("keep", "keep") in pairwise(kinds):
-            return None  # it may be part of a longer word
+            return None  # the code point may be part of a longer word
         ids = [self._characters.get(c, self._constants["unk"]) for c in form if self._kind(c) != "drop"]
         if len(ids) > min(len(point.encode()), 3) or self.special[ids].any():
             return None
@@ -250,7 +250,7 @@ class Words:
             return WordTables(**self._constants, **self._fields_of_rules(), points=points, kinds=kinds)
 
     def _page(self, number: int) -> NDArray[Any]:
-        """Return the entries of 256 code points, which never change. The caller holds the lock."""
+        """Return the constant entries of 256 code points. The caller holds the lock."""
         if not self._pages and (kept := self._source.read(self._kept)):
             self._rules.classes([(int(matches), flags) for matches, flags in kept["classes"]])
             self._pages |= zip(kept["numbers"].tolist(), kept["entries"], strict=True)
@@ -269,13 +269,13 @@ class Words:
             self._source.keep(self._kept, values | {"classes": classes})
 
     def is_stable(self, before: int, point: int) -> bool:
-        """Return whether two code points side by side leave each other alone."""
+        """Return whether two adjacent code points do not change each other."""
         ignores = self.forms.collapses or self._cut.drops[0]
         with self._probing:
             return self.forms.are_stable(chr(before), chr(point), ignore_spaces=ignores)
 
     def for_library(self, texts: Sequence[str], where: int) -> tuple[tokenizers.Tokenizer, Sequence[str]]:
-        """Return the tokenizer that gives the ids of hard runs, and what it must get. where: of records.Output.hard."""
+        """Return the tokenizer for hard runs, and the texts to pass to it. where: a value of records.Output.hard."""
         cut = self._cut
         is_word = where in (records.ONE_WORD, records.WITH_PREFIX)
         has_edges = cut.prefix_when in (EACH_PIECE, FIRST_PIECE) or self.forms.strips
@@ -298,16 +298,16 @@ class Words:
         return forms != (before, after) or bool(self._rules.cuts[a * records.CLASSES + b])
 
     def _spelled(self, text: str) -> str:
-        """Return a text as it reaches the model."""
+        """Return a text in the form that the model gets."""
         form = self.forms.normal(text)
         if self.forms.collapses:
             form = re.sub(" +", " ", form)
         return form.replace(" ", SPACE) if self._cut.marks_spaces else form
 
     def _entries(self, first: int) -> NDArray[np.uint64]:
-        """Ask the tokenizer about the page of code points that begins with `first`. Return its entries."""
+        """Probe the tokenizer with the page of code points that begins with `first`. Return the entries."""
         entries = np.zeros((PAGE, 2), np.uint64)
-        if 0xD800 <= first < 0xE000:  # surrogates occur in no valid UTF-8
+        if 0xD800 <= first < 0xE000:  # surrogates never occur in valid UTF-8
             entries[:, 0] = self._rules.classes([(_SILENT, 0)])[0] | int(records.SILENT_FORM)
             return entries
         points = [chr(first + k) for k in range(PAGE)]
@@ -329,7 +329,7 @@ class Words:
             else:
                 keys.append((kinds.pop() if form else _SILENT, step))
         classes = self._rules.classes(keys)
-        uncovered = {  # text between words would have to be looked at together with its neighbours
+        uncovered = {  # text between words would depend on its neighbours
             key
             for key, number in dict(zip(keys, classes, strict=True)).items()
             if self._looks and not self._cut.drops[0] and key[0] != _SILENT and not key[1] & hard
@@ -346,9 +346,9 @@ class Words:
         return entries
 
     def _is_hard(self, point: str, form: str, kinds: set[int]) -> bool:
-        """Return whether a normal form fits no entry. kinds: the leaves that match its characters."""
-        size = len(form) if self._constants["max_chars"] else len(form.encode())  # of its ids, at most
-        longer = size > len(point.encode())  # the room for ids is counted in bytes of text: at most 4
+        """Return whether a normal form does not fit an entry. kinds: the leaves that match its characters."""
+        size = len(form) if self._constants["max_chars"] else len(form.encode())  # maximum number of ids
+        longer = size > len(point.encode())  # the room for ids equals the bytes of the text, at most 4
         longer = longer or len(form.encode()) > MOST_FORM_BYTES
         several = len(kinds) > 1 or (len(form) > 1 and not self._rules.repeatable(min(kinds)))
         if (longer and form != SPACE) or several or self.forms.is_hard(point, form):
@@ -359,8 +359,8 @@ class Words:
     def _entry(self, point: str, form: str, number: int, meets: bool, is_hard: bool) -> tuple[int, int]:  # noqa: FBT001
         """Return the entry of a code point, two uint64.
 
-        First: the class in bits 0 to 7; the number of bytes of the normal form in bits 8 to 15, of its characters in
-        bits 16 to 23; records.MEETS and so on from bit 24; bytes 8 to 11 in bits 32 to 63. Second: bytes 0 to 7.
+        First: the class in bits 0 to 7; the normal form's number of bytes in bits 8 to 15, and of characters in bits 16
+        to 23; records.MEETS and other flags from bit 24; its bytes 8 to 11 in bits 32 to 63. Second: its bytes 0 to 7.
         """
         spelled = form.replace(" ", SPACE) if self._cut.marks_spaces else form
         flags = [
@@ -380,7 +380,7 @@ class Words:
 
 
 def _ascii_kinds() -> NDArray[np.uint8]:
-    """Return the kinds of ASCII characters from 1 on, see records.WordTables: uint8 [127]."""
+    """Return the kinds of the ASCII characters from 1 on: uint8 [127]; see records.WordTables."""
     kinds = np.full(128, records.IS_OTHER)
     kinds[[*string.ascii_letters.encode()]] = records.IS_LETTER
     kinds[[*string.digits.encode()]] = records.IS_NUMBER
@@ -389,10 +389,10 @@ def _ascii_kinds() -> NDArray[np.uint8]:
 
 
 def inner_tokenizer(source: Source, *, where: int, each_word: bool) -> tokenizers.Tokenizer:
-    """Return the tokenizer for text that does not begin a text: it puts nothing before it.
+    """Return the tokenizer for text inside a text: without a prefix.
 
-    where: IN_MIDDLE: it strips nothing. LATER_PIECE: it strips. ONE_WORD: for a single word as it reaches the model; it
-    does not normalize and cut it either. each_word: whether a prefix is put before each word; then it stays.
+    where: IN_MIDDLE: no stripping. LATER_PIECE: with stripping. ONE_WORD: for a single word in the form that the model
+    gets, also without normalizing and cutting. each_word: whether each word gets a prefix; then it stays.
     """
     content = source.outline | {"model": source.content["model"]}
     is_word, left_out = where == records.ONE_WORD, ["Prepend", *["Strip"] * (where == records.IN_MIDDLE)]
