@@ -36,13 +36,9 @@ EVERY = [*(("bertdata", name) for name in COMMANDS), *(("bertrain", name) for na
 
 
 @pytest.mark.parametrize(("program", "name"), EVERY)
-def test_every_option_has_help_and_examples_are_command_lines_whose_output_is_local(program, name):
+def test_examples_of_help_are_command_lines_whose_output_is_local(program, name):
     group = GROUPS[program]
     command, shown = group.get_command(click.Context(group), name), succeeds(group, name, "--help").stdout
-    for option in command.params:
-        if option.param_type_name == "option" and not option.hidden:
-            assert option.help, option.name
-            assert re.search(rf"^  (-h, )?{option.opts[0]}\b", shown, re.MULTILINE), option.name
     assert command.help
     heading, *examples = (command.epilog or "Examples:").removeprefix("\b\n").splitlines()
     assert (heading, len(examples)) in (("Example:", 1), ("Examples:", 2)) or name == "demo"
@@ -54,9 +50,6 @@ def test_every_option_has_help_and_examples_are_command_lines_whose_output_is_lo
         if program == "bertrain" and "--out" in words:
             words[words.index("--out") + 1] = "s3://bucket/run"
             refused(group, *words[1:], kind="bad-url", option="out")
-    listed = [option for options in getattr(command, "headings", {}).values() for option in options]
-    assert len(listed) == len(set(listed))
-    assert {*listed} <= {option.name for option in command.params}
 
 
 built = functools.partial(succeeds, main, "build")
