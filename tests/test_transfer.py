@@ -16,7 +16,7 @@ import obstore
 import pytest
 from support.commands import refused, refuses, succeeds
 from support.data import build, faults_of
-from support.disk import before_rename, flip, published, without_origins, write
+from support.disk import before_rename, contents, flip, published, without_origins, write
 from support.servers import serving
 
 import bertdata
@@ -155,13 +155,24 @@ def test_a_dataset_that_is_replaced_during_a_push_is_not_published(bucket, chang
     assert "manifest.json" not in bucket.objects("shards")
 
 
-def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, roberta_dataset, tmp_path):
-    write(tmp_path / "mine" / "notes.txt", "keep")
-    for directory in (tmp_path / "mine", roberta_dataset.path):
-        before = published(directory)
+def test_a_pull_leaves_other_files_also_those_of_an_interrupted_pull(
+    bucket, pushed, dataset, roberta_dataset, tmp_path
+):
+    push(roberta_dataset.path, f"{bucket.url}/b")
+    with before_rename("origins.json", Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
+        pull(f"{bucket.url}/b", tmp_path / "copy")
+    stray = write(tmp_path / "copy" / "train-00077.json", "of another dataset")
+    for directory in (write(tmp_path / "mine" / "notes.txt", "keep").parent, roberta_dataset.path, tmp_path / "copy"):
+        before = contents(directory)
         with refuses("out-exists", "directory"):
             pull(pushed, directory)
-        assert published(directory) == before
+        assert contents(directory) == before
+    stray.unlink()
+    pull(pushed, tmp_path / "copy")
+    assert published(tmp_path / "copy") == published(dataset.path)
+
+
+def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path):
     content = bytearray(published(dataset.path)["train-00000.tokens.npy"])
     content[200] ^= 1
     for name, damaged in (("train-00000.tokens.npy", bytes(content)), ("train-00000.json", b"{}")):
@@ -181,22 +192,6 @@ def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path, name, conten
     with refuses("damaged", given=damaged):
         push(tmp_path / "damaged", f"{bucket.url}/shards")
     assert "manifest.json" not in bucket.objects("shards")
-
-
-def test_a_pull_leaves_the_files_of_an_interrupted_pull_of_another_dataset(
-    bucket, pushed, dataset, roberta_dataset, tmp_path
-):
-    push(roberta_dataset.path, f"{bucket.url}/b")
-    with before_rename("origins.json", Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
-        pull(f"{bucket.url}/b", tmp_path / "copy")
-    (tmp_path / "copy" / "train-00077.json").write_text("of another dataset")
-    before = sorted((tmp_path / "copy").rglob("*"))
-    with refuses("out-exists", "directory"):
-        pull(pushed, tmp_path / "copy")
-    assert sorted((tmp_path / "copy").rglob("*")) == before
-    (tmp_path / "copy" / "train-00077.json").unlink()
-    pull(pushed, tmp_path / "copy")
-    assert published(tmp_path / "copy") == published(dataset.path)
 
 
 def test_a_process_that_was_forked_gets_an_error(pushed):
