@@ -1,4 +1,4 @@
-"""Added tokens: where a text contains them, and where its normal form may."""
+"""Find added tokens in a text, and code points whose normal form may contain them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bertdata.tokenize.kernels.tries import longest_token
 
 @jit()
 def find_added(text, starts, stops, added, seen, found):
-    """Find added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
+    """Find added tokens in the pieces text[starts[i] : stops[i]], from left to right, the longest token at each place.
 
-    added: Added. seen: uint64 [0x110000 / 64], gets a bit for each code point that begins with a watched byte, or is
-    empty. found: int64 [n, 4], gets rows (piece, start, stop, id). Return the number of tokens found; the rows beyond
-    n were not written.
+    added: Added. seen: uint64 [0x110000 / 64], output, a bit for each code point that begins with a watched byte; or
+    empty. found: int64 [n, 4], output, rows (piece, start, stop, id). Return the number of tokens found; rows beyond n
+    are not written.
     """
     trie, ids, begins = added.trie, added.ids, added.begins
     count = 0
     for piece in range(starts.size):
         stop = stops[piece]
-        free = starts[piece]  # where the last token that was found ends
+        free = starts[piece]  # end of the last token found
         for base in range(starts[piece], stop, 64):
             in_piece = ~uint64(0) if stop - base >= 64 else (uint64(1) << uint64(stop - base)) - uint64(1)
             mask = in_ranges64(text, base, added.first) & in_ranges64(text, base + 1, added.second) & in_piece
@@ -49,10 +49,10 @@ def find_added(text, starts, stops, added, seen, found):
 
 @jit()
 def find_hazards(text, starts, stops, hazards, adjacent, watched, is_harmed):
-    """Set is_harmed[i] where piece i may get an added token by its normal form alone.
+    """Set is_harmed[i] if only the normal form of piece i may contain an added token.
 
     hazards: uint8 [0x110000]. 2: the normal form of a code point has characters of a token. 1: it is empty; then the
-    piece is harmed if what stands before and after it (other such code points do not count) are adjacent in a token.
+    piece is harmed if the characters before and after it (ignoring other such code points) are adjacent in a token.
     From 3 on: the number of a character of a token. adjacent: bool [256, 256], by these numbers. watched: as in Added;
     all code points of hazard 1 and 2 begin with a watched byte.
     """

@@ -1,7 +1,7 @@
-"""Where words of the rules of GPT-2 and Llama 3 begin, 64 bytes at a time, without an automaton.
+"""Find the starts of words by the rules of GPT-2 and Llama 3, 64 bytes at a time, without an automaton.
 
-A character of several bytes is looked up in a table of code points and sets its bits like the others. A window of text
-ends before a character whose normal form the rule may take for another kind. The tests compare with `tokenizers`.
+A multibyte character is looked up in a table of code points and sets its bits like an ASCII one. A window of text ends
+before a character whose normal form may be of a different kind for the rule. The tests compare with `tokenizers`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bertdata.tokenize.kernels.records import (
 )
 
 ALL, ONE = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(1)
-# Indexes of RunTables.carry: bits of the bytes of the next block that follow from this one. Of the class of the byte
-# before, of a newline that belongs to the punctuation before, of punctuation that takes the letters after it, and of
-# contractions; last, how many digits the present group of up to three has.
+# Indexes of RunTables.carry: bits that carry from this block into the next one: the class of the last byte, newlines
+# that belong to the previous punctuation, punctuation that includes the letters after it, and contractions; last, the
+# number of digits in the current group of up to three.
 LETTERS, NUMBERS, OTHERS, SPACES, BLANKS, INLINE, NEWLINES, TAKEN, TAKING, BEGIN, INSIDE, DIGITS = range(12)
 NUM_CARRIES = 12
-# Indexes of RunTables.bits after LETTERS, NUMBERS and OTHERS: white space; the bytes that begin no character; and
-# white space that ends a run of it, if it is not ASCII
+# Indexes of RunTables.bits after LETTERS, NUMBERS and OTHERS: white space; bytes inside a character; and the last white
+# space of a run, if it is not ASCII
 WHITE, INNER, LAST = 3, 4, 5
 NUM_BITS = 6
 
@@ -42,7 +42,7 @@ APOSTROPHES, ZERO_BYTES, HIGH_BYTES = ranges("''"), ranges("\0\0"), ranges("\x80
 
 @part(forceinline=True)
 def _below(count):
-    """Return the lowest `count` bits, all if there are 64 or more."""
+    """Return a word with the lowest `count` bits set, all if `count` is 64 or more."""
     if count >= 64:
         return ALL
     return (ONE << uint64(count)) - ONE if count > 0 else uint64(0)
@@ -50,15 +50,15 @@ def _below(count):
 
 @part(forceinline=True)
 def _after(bits, carry):
-    """Return the bits of the bytes after those of `bits`. carry: whether the first byte is one, 0 or 1."""
+    """Return the bits of the next bytes after `bits`. carry: 1 if the first byte is one, else 0."""
     return (bits << ONE) | carry
 
 
 @part()
 def _add_others(text, i, begin, end, high, bits, kinds):
-    """Add the characters of a block that are not ASCII to its bits, by their code points.
+    """Add the non-ASCII characters of a block to its bits, by their code points.
 
-    high: their bytes. bits: RunTables.bits. Return -1, or the place of a character whose kind is not known.
+    high: their bytes. bits: RunTables.bits. Return -1, or the position of a character of unknown kind.
     """
     while high != uint64(0):
         place = last_begin(text, begin, i + trailing_zeros(high))
@@ -81,14 +81,14 @@ def _add_others(text, i, begin, end, high, bits, kinds):
 
 @part(forceinline=True)
 def _block(text, i, begin, end, kinds, bits):
-    """Fill `bits` for 64 bytes, or fewer at the end, where what is behind counts as blank.
+    """Fill `bits` for 64 bytes, or fewer at the end, with blanks beyond the end.
 
-    Return spaces, newlines, apostrophes, the ASCII blanks that end a run, and what `_add_others` does.
+    Return spaces, newlines, apostrophes, the last ASCII blank of each run, and the result of `_add_others`.
     """
     valid, blanks, high = _below(end - i), in_ranges64(text, i, BLANK_BYTES), in_ranges64(text, i, HIGH_BYTES)
     letters, digits = in_ranges64(text, i, LETTER_BYTES), in_ranges64(text, i, DIGIT_BYTES)
     blanks |= ~valid
-    is_followed, unclear = end - i <= 64, int64(-1)  # whether a blank, or the end, follows the last byte
+    is_followed, unclear = end - i <= 64, int64(-1)  # whether the last byte is followed by a blank or the end
     zeros = in_ranges64(text, i, ZERO_BYTES) & valid
     if not is_followed and blanks >> uint64(63) != uint64(0):
         following = kinds[decoded(text, i + 64)[0]]
@@ -99,7 +99,7 @@ def _block(text, i, begin, end, kinds, bits):
     bits[OTHERS] = ~(letters | digits | blanks | high) & valid
     bits[INNER] = bits[LAST] = uint64(0)
     high &= valid
-    if zeros != uint64(0):  # a key does not say how many it has at its end
+    if zeros != uint64(0):  # a key does not store the number of zero bytes at its end
         unclear = i + trailing_zeros(zeros)
     elif high != uint64(0) and unclear < 0:
         unclear = _add_others(text, i, begin, end, high, bits, kinds)
@@ -110,9 +110,9 @@ def _block(text, i, begin, end, kinds, bits):
 
 @part(forceinline=True)
 def _with_contractions(text, i, left, begins, apostrophes, folds, carry):
-    """Return where words begin if contractions such as 's and 'll are words: not inside these, and after them.
+    """Return the starts of words if contractions such as 's and 'll are words: none inside these, but one after them.
 
-    folds: whether capital letters count too.
+    folds: whether contractions in capital letters count.
     """
     begins = (begins | carry[BEGIN]) & ~carry[INSIDE]
     carry[BEGIN] = carry[INSIDE] = uint64(0)
@@ -136,7 +136,7 @@ def _with_contractions(text, i, left, begins, apostrophes, folds, carry):
 
 @part(forceinline=True)
 def _gpt2_begins(text, i, begin, end, kinds, bits, carry):
-    """Return a bit for each of 64 bytes at which a word of GPT-2's rule begins, and what `_add_others` returns."""
+    """Return a bit for each of 64 bytes that begins a word by GPT-2's rule, and the result of `_add_others`."""
     spaces, _, apostrophes, last, unclear = _block(text, i, begin, end, kinds, bits)
     if unclear >= 0:
         return uint64(0), unclear
@@ -155,7 +155,7 @@ def _gpt2_begins(text, i, begin, end, kinds, bits, carry):
 
 @part()
 def _has_newline(text, i, end, kinds):
-    """Return whether the blanks from byte i on have a newline among them, and what `_add_others` returns."""
+    """Return whether the blanks from byte i on include a newline, and the result of `_add_others`."""
     while i < end:
         point, width = decoded(text, i)
         if point == 10 or point == 13:  # noqa: PLR1714
@@ -168,7 +168,7 @@ def _has_newline(text, i, end, kinds):
 
 @part(forceinline=True)
 def _number_begins(numbers, inside, carry):
-    """Return the bits of the digits at which groups of up to three begin."""
+    """Return the bits of the digits that begin groups of up to three."""
     is_next, rest, size, begins = _after(numbers, carry[NUMBERS]), numbers & ~inside, carry[DIGITS], uint64(0)
     while rest != uint64(0):
         bit = rest & (~rest + ONE)
@@ -182,14 +182,14 @@ def _number_begins(numbers, inside, carry):
 
 @part(forceinline=True)
 def _llama3_begins(text, i, begin, end, kinds, bits, carry):
-    """Do what `_gpt2_begins` does, for the rule of Llama 3, which is that of tiktoken's cl100k_base."""
+    """Like `_gpt2_begins`, for the rule of Llama 3, which equals tiktoken's cl100k_base."""
     spaces, newlines, apostrophes, last, unclear = _block(text, i, begin, end, kinds, bits)
     if unclear >= 0:
         return uint64(0), unclear
     letters, others, blanks, inside = bits[LETTERS], bits[OTHERS], bits[WHITE], bits[INNER]
     other_before = _after(others, carry[OTHERS])
-    taken = newlines & (other_before | carry[TAKEN])  # newlines belong to the punctuation before them
-    taken = newlines & ~(newlines + taken)  # the sum carries through a run of newlines
+    taken = newlines & (other_before | carry[TAKEN])  # newlines belong to the previous punctuation
+    taken = newlines & ~(newlines + taken)  # the carry of the sum runs through a run of newlines
     taken_before = _after(taken, carry[TAKEN])
     after_newline = _after(newlines, carry[NEWLINES]) & blanks & ~newlines & _below(end - i)
     blank_begins = (blanks & ~_after(blanks, carry[BLANKS]) & ~taken) | (last & ~newlines) | bits[LAST]
@@ -220,10 +220,10 @@ def _llama3_begins(text, i, begin, end, kinds, bits, carry):
 
 @part(forceinline=True)
 def find_words(text, i, end, tables, runs, state):
-    """Write the places at which the words from byte i on end to runs.places, as distances from byte i.
+    """Write the ends of the words from byte i on to runs.places, as distances from byte i.
 
-    A word begins at byte i, and `end` is that of the piece. Return how many places, and the byte before which the
-    automaton must find further words, i if there is none. -1 places: the kind of state[CODE_POINT] is not known.
+    A word begins at byte i; `end` is the end of the piece. Return the number of ends, and the byte before which the
+    automaton must find further words (i if there is none). -1 ends: the kind of state[CODE_POINT] is unknown.
     """
     kinds, bits, carry, places = tables.kinds, runs.bits, runs.carry, runs.places
     first, stop, count = i, end, 0
@@ -239,11 +239,11 @@ def find_words(text, i, end, tables, runs, state):
                 return -1, i
             stop = unclear  # as if the text ended there
             continue
-        begins &= _below(stop - i) & ~uint64(i == first)  # which ends no word
+        begins &= _below(stop - i) & ~uint64(i == first)  # which does not end a word
         count += write_places(places, count, begins, i - first)
         i += 64
     if stop < end:
-        # Only what is before a letter and a blank is the same whatever follows.
+        # Only text before a letter and a blank is independent of the following text.
         while count > 0 and not _is_cut(text, first + int64(places[uint64(count - 1)]), stop, kinds):
             count -= 1
         return count, stop + 1
@@ -255,7 +255,7 @@ def find_words(text, i, end, tables, runs, state):
 
 @part()
 def _is_cut(text, place, stop, kinds):
-    """Return whether the words before a place are the same whatever stands from byte `stop` on."""
+    """Return whether the words before a place are independent of the bytes from `stop` on."""
     blank, width = decoded(text, place)
     if kinds[blank] != IS_BLANK or place + width >= stop:
         return False

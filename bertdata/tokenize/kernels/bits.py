@@ -16,15 +16,15 @@ from bertdata.tokenize.kernels.records import RANGES
 
 
 def ranges(*pairs: str) -> Any:
-    """Return uint8 [RANGES, 2], for `in_ranges64`: ranges of bytes, each given as its first and its last one."""
+    """Return uint8 [RANGES, 2], for `in_ranges64`, from ranges of bytes, each given as its first and last byte."""
     return np.array([(ord(pair[0]), ord(pair[1]) - ord(pair[0])) for pair in (pairs * RANGES)[:RANGES]], np.uint8)
 
 
 @intrinsic
 def in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
-    """Return a bit for each of the 64 bytes at an offset: 1 where it is in one of RANGES ranges (least, most - least).
+    """Return a word with a bit for each of 64 bytes: 1 if it is in one of RANGES ranges (least, most - least).
 
-    Ranges that are a constant are part of the compiled code.
+    Constant ranges are part of the compiled code.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -63,7 +63,7 @@ def decoded(text, i):
 
 @part(forceinline=True)
 def last_begin(text, begin, i):
-    """Return the byte at which the code point that has byte i begins; not before byte `begin`."""
+    """Return the first byte of the code point that contains byte i; at least `begin`."""
     while text[i] & 0xC0 == 0x80 and i > begin:
         i -= 1
     return i
@@ -71,7 +71,7 @@ def last_begin(text, begin, i):
 
 @intrinsic
 def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) -> Any:
-    """Do what `write_places` does, with an instruction of AVX-512 VBMI2."""
+    """Implement `write_places` with an instruction of AVX-512 VBMI2."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         places, count, bits, distance = args
@@ -104,15 +104,15 @@ def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) 
 
 @part(forceinline=True)
 def _places_one_by_one(places, count, bits, distance):
-    """Do what `write_places` does, on any processor."""
+    """Implement `write_places` on any processor."""
     num_places = count_ones(bits)
-    for k in range(count, count + num_places, 8):  # eight at a time; those too many are overwritten
+    for k in range(count, count + num_places, 8):  # eight at a time; excess ones are overwritten
         for q in range(8):
             places[uint64(k + q)] = distance + trailing_zeros(bits | (uint64(1) << uint64(63)))
             bits &= bits - uint64(1)
     return num_places
 
 
-# Writes the numbers of the bits that are set, each plus `distance`, at places[count:], and returns how many they are.
-# places: uint16 [at least count + 64]. What is behind those written may be overwritten.
+# Writes the indices of the set bits, each plus `distance`, to places[count:], and returns their number. places: uint16
+# [at least count + 64]. Elements after the written ones may be overwritten.
 write_places = _compress64 if cpu_has("avx512vbmi2") else _places_one_by_one

@@ -1,4 +1,4 @@
-"""Where words end, by an automaton, and where text can be cut whatever it holds."""
+"""Find the ends of words with an automaton, and places where any text can be cut."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from bertdata.tokenize.kernels.runs import stable_place
 
 MAY_DIFFER = -1
 SMALL_LETTERS = ranges("az")
-MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
+MOST_FOLLOWERS = 8  # most code points in a row that may change others; longer rows are left to `tokenizers`
 
 
 @part()
 def strip(text, start, stop, strips, points, state):
-    """Return the start and the stop of text[start:stop] without blank code points at its ends, and a code.
+    """Strip blank code points from the ends of text[start:stop]. Return its start and stop, and a code.
 
-    strips: of WordTables. The code is UNKNOWN_CODE_POINT if an entry is missing. It is MAY_DIFFER if neighbours may
-    change what is removed, as a mark after a blank does.
+    strips: as in WordTables. The code is UNKNOWN_CODE_POINT if an entry is missing, and MAY_DIFFER if neighbours may
+    change the removed code points, such as a mark after a blank.
     """
     begin, place, code, has_marks = start, stop, DONE, False
     while start < stop and strips & STRIPS_LEFT != 0:
@@ -75,10 +75,10 @@ def entry_at(text, i, points, state):
 
 @part()
 def is_unstable(text, begin, start, stop, points, stable, state):
-    """Return 1 if a code point in text[start:stop] may change another one, else 0; minus the code of what is missing.
+    """Return 1 if a code point in text[start:stop] may change another one, else 0; minus a code if data is missing.
 
-    begin: where the piece begins. Each code point that may change others is tested against all before it, back to the
-    last that changes none. Many of them in a row, or two after an ASCII character, count as unstable untested.
+    begin: start of the piece. Each code point that may change others is tested against all code points before it, back
+    to the last one that changes none. Many in a row, or two after an ASCII character, count as unstable without a test.
     """
     i = start
     while i > begin:  # back to a code point that changes none
@@ -104,7 +104,7 @@ def is_unstable(text, begin, start, stop, points, stable, state):
                 other, other_width = decoded(text, k)
                 k += other_width
                 if points[other, 0] & SILENT_FORM != uint64(0):
-                    continue  # what stands on both sides of it may meet
+                    continue  # the characters on both sides of it may meet
                 found = stable[stable_place(stable, (other << 21) | point)]
                 if found == 0:
                     state[BEFORE], state[CODE_POINT] = other, point
@@ -119,12 +119,12 @@ def is_unstable(text, begin, start, stop, points, stable, state):
 
 @part()
 def cut_after(text, i, stop, points, cuts, state):
-    """Return the first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
+    """Return the first place after byte i where the text can be cut, for any result of `tokenizers` before it.
 
-    -1: an entry is missing. Before and after the place stand code points that change nothing, and no word contains
+    Returns -1 if an entry is missing. The code points before and after the place change nothing, and no word contains
     both. The one before is not stripped at the end of a text.
     """
-    previous = uint64(0)  # class of the code point before, 0 if it may change something
+    previous = uint64(0)  # class of the previous code point, 0 if it may change something
     while i < stop:
         entry, width = entry_at(text, i, points, state)
         if entry == uint64(0):
@@ -147,9 +147,9 @@ def cut_after(text, i, stop, points, cuts, state):
 
 @part(forceinline=True)
 def walk(text, i, end, automaton, points, steps, skips, state):
-    """Find where the automaton ends the word at byte i: -1 if none begins there.
+    """Find the end of the word at byte i with the automaton: -1 if no word begins there.
 
-    Return a code, that place, the place after the last code point that was read, and the flags of all steps.
+    Return a code, this end, the end of the last code point read, and the flags of all steps.
     """
     place, word_stop, flags, width = i, int64(-1), np.uint16(0), 0
     while True:
@@ -180,9 +180,9 @@ def walk(text, i, end, automaton, points, steps, skips, state):
 
 @part()
 def word_end(text, i, stop, start_state, keeps_gaps, points, steps, skips, state):
-    """Return where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
+    """Return the end of the word that begins at byte i. -1: no word begins there. -2: an entry is missing.
 
-    keeps_gaps: whether text between words is a word too; then that is found from where it begins.
+    keeps_gaps: whether text between words is a word, too; then i may be the start of such text.
     """
     begin = i
     while i < stop:

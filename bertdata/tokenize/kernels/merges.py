@@ -12,21 +12,21 @@ from bertdata.tokenize.kernels.tries import longest_token
 
 NO_RANK = np.int64(1 << 62)
 SILVER = np.uint64(0xD6E8FEB86659FD93)
-MOST_MOVES = 1000  # of merges from slot to slot, before a table counts as full
+MOST_MOVES = 1000  # moves between slots before a table counts as full
 LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
-SUFFIX = 0xFF  # the byte, of no character, that stands for what marks the end of a word in byte-level BPE
+SUFFIX = 0xFF  # a byte that never occurs in UTF-8: it represents the end-of-word mark of byte-level BPE
 
 
 @part(forceinline=True)
 def _slot(key, factor, slots):
-    """Return one of the two slots of a key in a table of merges of so many slots, a power of two."""
+    """Return one of the two slots of a key in a table of merges. The number of slots is a power of two."""
     return ((key * factor) >> uint64(40)) & uint64(slots - 1)
 
 
 @part(forceinline=True)
 def rank_of(pairs, left, right):
-    """Return the rank of the merge of two ids, NO_RANK if they are not merged. It has no branch, as no processor could
-    predict it.
+    """Return the rank of the merge of two ids, NO_RANK if there is none. Has no branch, because it would be
+    unpredictable.
 
     pairs: see `add_pairs`.
     """
@@ -38,11 +38,10 @@ def rank_of(pairs, left, right):
 
 @part()
 def merge(size, pairs, merged, ids, ranks):
-    """Merge ids[:size] in place. Return how many ids are left, and the rank of the last merge, NO_RANK if none was.
+    """Merge ids[:size] in place. Return the number of remaining ids, and the rank of the last merge, or NO_RANK.
 
     Merges the pair of lowest rank first, and the leftmost of equal pairs, until no pair can be merged (Sennrich et al.,
-    2016). pairs, merged: as in WordTables. ranks: int64 [at least size]. Takes time in the square of `size`, with a
-    small factor.
+    2016). pairs, merged: as in WordTables. ranks: int64 [at least size]. Takes O(size²) time, with a small factor.
     """
     last = NO_RANK
     for k in range(size - 1):
@@ -68,11 +67,11 @@ def merge(size, pairs, merged, ids, ranks):
 
 @jit(arrays=True)
 def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
-    """Set is_reached[r] for each rank of a merge that can happen in a word.
+    """Set is_reached[r] for the rank r of each merge that can happen in a word.
 
-    Inside a word, a token is made by the same merges as if its bytes were alone. So no other merge makes it than the
-    last one there. text, bounds: the bytes of all tokens, at most LONGEST_TOKEN of each. byte_ids: int64 [1 or 2, 256],
-    [1] of bytes before SUFFIX. pairs, merged: as in WordTables, of ids. is_reached: bool [num_ranks], False.
+    In a word, a token results from the same merges as its bytes alone, so the last of these is the only merge that
+    makes it. text, bounds: the bytes of all tokens, at most LONGEST_TOKEN of each. byte_ids: int64 [1 or 2, 256], row 1
+    for bytes before SUFFIX. pairs, merged: as in WordTables, of ids. is_reached: bool [num_ranks], False.
     """
     ids, ranks = np.zeros(LONGEST_TOKEN, np.int64), np.zeros(LONGEST_TOKEN, np.int64)
     for t in range(bounds.size - 1):
@@ -91,7 +90,7 @@ def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
 
 @jit()
 def add_pairs(lefts, rights, ranks, pairs):
-    """Fill the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r]. False: it is full.
+    """Fill the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r]. False if it is full.
 
     pairs: uint64 [power of two], all EMPTY: left in bits 44 to 63, right in bits 24 to 43, rank below. Each merge is in
     one of two slots (cuckoo hashing: Pagh and Rodler, 2001).
@@ -104,7 +103,7 @@ def add_pairs(lefts, rights, ranks, pairs):
             if entry == EMPTY:
                 break
             key = entry >> uint64(24)
-            j ^= _slot(key, GOLDEN, pairs.size) ^ _slot(key, SILVER, pairs.size)  # the other slot of what was there
+            j ^= _slot(key, GOLDEN, pairs.size) ^ _slot(key, SILVER, pairs.size)  # the other slot of the old merge
         if entry != EMPTY:
             return False
     return True
@@ -112,7 +111,7 @@ def add_pairs(lefts, rights, ranks, pairs):
 
 @part()
 def character_ids(word, size, tables, ids):
-    """Write the ids of the characters of a word to `ids`, for BPE. Return how many."""
+    """Write the ids of the characters of a word to `ids`, for BPE. Return their number."""
     count, i, in_unknown = 0, 0, False
     while i < size:
         width = 1 if word[i] < 0x80 else 2 if word[i] < 0xE0 else 3 if word[i] < 0xF0 else 4

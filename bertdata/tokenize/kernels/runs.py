@@ -1,6 +1,6 @@
-"""The cache of runs: the ids of what a thread has met, found by the run's bytes; and of pairs of code points.
+"""The cache of runs in the text of a thread, bytes of a run → its ids; and the cache of pairs of code points.
 
-A set lies in two lines of a processor's cache. Most runs of up to 16 bytes are in the line where their search begins.
+A set occupies two cache lines. Most runs of up to 16 bytes are in the line where their search begins.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from bertdata.bits import load64, store64
 from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.records import EMPTY, NUM_HARD
 
-UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
+UNPACKED = np.uint64(15)  # count of a value whose ids do not fit
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 LOW32 = np.uint64(0xFFFFFFFF)
-LONGEST_KEY = 64  # bytes of a run that has a place in the tables
+LONGEST_KEY = 64  # most bytes of a run in the tables
 _MASKS = [(1 << 8 * length) - 1 for length in range(17)] + [0]
 KEY_MASKS = np.array([half for mask in _MASKS for half in (mask & (1 << 64) - 1, mask >> 64)], np.uint64)
 
 
 @part(forceinline=True)
 def put_ids(out, p, value):
-    """Write the ids of a value at out[p:] and return its count. Always writes three places, or four of two bytes each.
+    """Write the ids of a value at out[p:] and return its count. Always writes three elements (uint16: four).
 
-    A second value of a slot has the count 0, and four ids if they take two bytes each.
+    The second value of a slot has the count 0, and up to four ids of two bytes each.
     """
     if out.itemsize == 2:
         store64(out, 2 * p, value)
@@ -36,19 +36,19 @@ def put_ids(out, p, value):
 
 @part(forceinline=True)
 def most_ids(out):
-    """Return how many ids the two values of a slot hold."""
+    """Return the largest number of ids that two values of a slot can hold."""
     return uint64(7) if out.itemsize == 2 else uint64(6)
 
 
 @part(forceinline=True)
 def num_ids(out, value):
-    """Return how many ids a value holds, UNPACKED if they are in the pool."""
+    """Return the number of ids in a value, UNPACKED if they are in the pool."""
     return value >> uint64(48) if out.itemsize == 2 else value >> uint64(60)
 
 
 @part(forceinline=True)
 def packed(out, ids, first, stop, count):
-    """Return the bits of a value that holds a count and ids[first:stop]; of a second value, for the count 0."""
+    """Return a value that holds a count and ids[first:stop]; with the count 0, a second value."""
     bits = uint64(16) if out.itemsize == 2 else uint64(20)
     value = uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
     for k in range(first, stop):
@@ -58,7 +58,7 @@ def packed(out, ids, first, stop, count):
 
 @part(forceinline=True)
 def put_new(out, p, ids, count, special, special_to):
-    """Write ids[:count] at out[p:], with `special_to` in place of special ids. Return how many these are."""
+    """Write ids[:count] at out[p:], with special ids replaced by `special_to`. Return the number of replaced ids."""
     num_special = 0
     for k in range(count):
         if special[ids[k]]:
@@ -78,7 +78,7 @@ def put_hard(output, start, stop, place, where):
 
 @part(forceinline=True)
 def near_key(text, start, length):
-    """Return the first 8 bytes of a run of up to 16 bytes, and the others, with zeros behind; of a longer run zeros."""
+    """Return the first 8 bytes of a run of up to 16 bytes, and the rest, padded with zeros; zeros for a longer run."""
     m = uint64(2 * min(length, 17))
     return load64(text, start) & KEY_MASKS[m], load64(text, start + 8) & KEY_MASKS[m + uint64(1)]
 
@@ -108,7 +108,7 @@ def key_of(text, start, length):
 
 @part(forceinline=True)
 def _is_spelled(text, start, length, spelled, place):
-    """Return whether a run of 8 bytes or more is what is at a place of RunTables.spelled."""
+    """Return whether a run of 8 bytes or more equals the bytes at an index of RunTables.spelled."""
     k, last = 0, length - 8
     while k < last and load64(text, start + k) == load64(spelled, place + k):
         k += 8
@@ -117,7 +117,7 @@ def _is_spelled(text, start, length, spelled, place):
 
 @part()
 def put_run(text, start, length, key, rest, out, p, near, far, spelled, pool):
-    """Write the ids of a run with a key at out[p:]. Return how many, -1 if the tables do not have the run."""
+    """Write the ids of the run with a key at out[p:]. Return their number, -1 if the run is not in the tables."""
     is_far = key == EMPTY
     table = far if is_far else near
     j = first_slot(table, key, rest)
@@ -135,7 +135,7 @@ def put_run(text, start, length, key, rest, out, p, near, far, spelled, pool):
 
 @part()
 def _put_slot(out, p, table, slot, pool):
-    """Write the ids of a slot at out[p:]. Return how many they are."""
+    """Write the ids of a slot at out[p:]. Return their number."""
     value = table[slot + uint64(2)]
     size = num_ids(out, value)
     if size == UNPACKED:
@@ -151,9 +151,9 @@ def _put_slot(out, p, table, slot, pool):
 
 @part(forceinline=True)
 def keep_run(text, start, length, key, rest, ids, count, out, runs):
-    """Add a run that the tables do not have, with its key and ids. If there is no room, all tables are emptied first.
+    """Add a new run to the tables, with its key and ids. If there is no room, clears all tables first.
 
-    It takes a free slot of its set, else the second one.
+    Uses a free slot of its set, else the second slot.
     """
     near, used = runs.near, runs.used
     if count > runs.pool.size:
@@ -185,11 +185,11 @@ def keep_run(text, start, length, key, rest, ids, count, out, runs):
 
 @jit()
 def keep_runs(text, runs_of_text, ids, bounds, out, runs):
-    """Add runs that `tokenizers` has encoded to the tables.
+    """Add runs to the tables that `tokenizers` has encoded.
 
     runs_of_text: int64, rows of Output.hard; run i is text[runs_of_text[i, 0] : runs_of_text[i, 1]]. Its ids are
-    ids[bounds[i] : bounds[i + 1]], int64. out: an array of the dtype of ids as they are stored. A run with more ids
-    than bytes is left out, as an output has no room for it, and one that ends with a zero byte, as a key has no length.
+    ids[bounds[i] : bounds[i + 1]], int64. out: an array of the stored dtype of ids. Skips runs with more ids than
+    bytes, because outputs have no room for them, and runs that end with a zero byte, because keys have no length.
     """
     for i in range(runs_of_text.shape[0]):
         start, stop = runs_of_text[i, 0], runs_of_text[i, 1]
@@ -201,7 +201,7 @@ def keep_runs(text, runs_of_text, ids, bounds, out, runs):
 
 @part()
 def stable_place(stable, key):
-    """Return the slot of a pair of code points in RunTables.stable, or the free slot where it belongs."""
+    """Return the slot of a pair of code points in RunTables.stable, or a free slot for it."""
     mask = uint64(stable.size - 1)
     j = ((uint64(key) * GOLDEN) >> uint64(40)) & mask
     while stable[j] != 0 and stable[j] >> 1 != key:
@@ -211,7 +211,7 @@ def stable_place(stable, key):
 
 @jit()
 def keep_pair(before, point, is_stable, runs):
-    """Add a pair of code points to RunTables.stable. The table is emptied when it is half full."""
+    """Add a pair of code points to RunTables.stable. Clears the table when it is half full."""
     key = (before << 21) | point
     if runs.stable[stable_place(runs.stable, -1)] == 0:
         num_used = 0

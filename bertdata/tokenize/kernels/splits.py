@@ -1,13 +1,13 @@
-"""Byte-pair encoding of a word without merging: it is cut at the longest tokens that no merge would join or undo.
+"""Byte-pair encoding of a word without merging: cut it into the longest tokens that no merge would join or undo.
 
-The ids that merging gives are the only way to cut a word into tokens such that no merge would ever cross a cut. Whether
-one would depends on the tokens on both sides alone. So a cut is found from left to right, with a step back where no
-token fits (van Antwerpen and Neubeck, 2024, "So many tokens, so little time"). It takes time in the length of a word,
-where merging takes time in its square.
+The ids from merging are the only way to cut a word into tokens such that no merge would ever cross a cut. Whether a
+merge crosses a cut depends only on the tokens on both sides. So cuts are found from left to right, with a step back if
+no token fits (van Antwerpen and Neubeck, 2024, "So many tokens, so little time"). This takes linear time in the length
+of a word; merging takes quadratic time.
 
-Tokens are numbered as *symbols*: first the 256 bytes, and these at the end of a word if the model marks it, then the
-tokens that merges make, in the order of these merges. A symbol is *sorted* if the two that it is made of have lower
-numbers and are sorted; a few of some vocabularies are not, and a word that has one is merged. The tests
+Tokens are numbered as *symbols*: first the 256 bytes, then the bytes at the end of a word if the model marks it, then
+the tokens that merges make, in the order of these merges. A symbol is *sorted* if its two parts have lower numbers and
+are sorted; in some vocabularies a few symbols are not sorted, and words with such a symbol are merged. The tests
 compare with `tokenizers`, which merges.
 """
 
@@ -25,14 +25,14 @@ LEFT, RIGHT, SHORTER, LENGTH = range(4)  # columns of WordTables.symbols
 
 @part(forceinline=True)
 def stay_apart(left, right, tables):
-    """Return whether merging leaves two symbols side by side as they are.
+    """Return whether merging keeps two adjacent symbols unchanged.
 
-    It goes back in time, from the two symbols to the bytes at the border, and looks for a merge across the border that
-    comes before the merge that was undone last. Of equal merges the leftmost comes first.
+    Undoes merges, from the two symbols back to the bytes at the border, and looks for a merge across the border that
+    precedes the last undone merge. Of equal merges the leftmost comes first.
     """
     symbols, pairs, limit = tables.symbols, tables.pairs, NO_RANK
     while rank_of(pairs, left, right) >= limit:
-        is_left = left > right  # the one of them that came last; of equal ones the right one
+        is_left = left > right  # the later of the two merges; of equal ones the right one
         last = max(left, right)
         inner = int64(symbols[uint64(last), RIGHT if is_left else LEFT])
         if inner < 0:
@@ -44,11 +44,11 @@ def stay_apart(left, right, tables):
 
 @part(forceinline=True)
 def cut_word(word, size, tables, chain, dead):
-    """Write the symbols of word[:size] to `chain`, and return how many they are.
+    """Write the symbols of word[:size] to `chain`, and return their number.
 
-    If the word is a token that no merge makes, but WordTables.trie has it, its number is written. Return 0 if merging
-    gives a symbol that is not sorted. dead: uint64 [at least size / 64 + 1], scratch memory: places from which no cut
-    leads on.
+    If the word is a token in WordTables.trie that no merge makes, writes its number. Returns 0 if merging gives a
+    symbol that is not sorted. dead: uint64 [at least size / 64 + 1], scratch memory: places from which no cut
+    continues.
     """
     trie, symbols = tables.trie, tables.symbols
     for k in range((size >> 6) + 1):
@@ -93,9 +93,9 @@ def cut_word(word, size, tables, chain, dead):
 
 @part(forceinline=True)
 def cut_bytes(size, tables, runs):
-    """Write the ids that byte-level BPE gives for runs.word[:size] to runs.ids. Return how many.
+    """Write the ids of byte-level BPE for runs.word[:size] to runs.ids. Return their number.
 
-    Bytes without an id are left out.
+    Drops bytes without an id.
     """
     word, ids, byte_ids, count, has_suffix = runs.word, runs.ids, tables.byte_ids, 0, False
     for k in range(size):
@@ -116,7 +116,7 @@ def cut_bytes(size, tables, runs):
 
 @jit()
 def mark_sorted(symbols, num_bytes, is_sorted):
-    """Fill is_sorted, bool [num_symbols], from the columns LEFT and RIGHT of symbols. The first stand for bytes."""
+    """Fill is_sorted, bool [num_symbols], from the columns LEFT and RIGHT of symbols. The first symbols are bytes."""
     for s in range(num_bytes, symbols.shape[0]):  # a symbol with a lower number is marked before
         left, right = symbols[s, LEFT], symbols[s, RIGHT]
         is_sorted[s] = 0 <= left < s and 0 <= right < s and is_sorted[left] and is_sorted[right]
@@ -124,7 +124,7 @@ def mark_sorted(symbols, num_bytes, is_sorted):
 
 @jit()
 def fill_shorter(text, bounds, trie, symbols):
-    """Write to symbols[:, SHORTER] the longest symbol that each begins with, but is not, -1 if there is none.
+    """Write to symbols[:, SHORTER] the longest shorter symbol that each begins with, -1 if there is none.
 
     Symbol s is text[bounds[s] : bounds[s + 1]]. trie: as in WordTables.
     """

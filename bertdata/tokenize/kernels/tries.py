@@ -7,18 +7,18 @@ from numba import int64, uint64
 
 from bertdata.jit import jit, part
 
-NO_BYTE = np.uint64(256)  # of an entry of a trie; see `child_of`
-OPEN_BLOCKS, MOST_TRIES = 16, 512  # where and how often a place for the children of a trie's node is searched for
+NO_BYTE = np.uint64(256)  # parts of an entry of a trie; see `child_of`
+OPEN_BLOCKS, MOST_TRIES = 16, 512  # limits of the search for a place for the children of a node
 
 
 @part(forceinline=True)
 def child_of(trie, entry, byte):
     """Return the entry of the child along a byte of a trie's node, given by its entry. 0 if there is none.
 
-    The trie is a double array (Aoe, 1989): the child of a node along a byte is the entry at the place (base ^ byte).
-    An entry holds the byte that leads to it in bits 0 to 8 (NO_BYTE: the entry is free, or a root), its base in bits 16
-    to 39 (no two nodes have the same; 0 if it has no child), and from bit 40 the id of the token that ends there, plus
-    one (0 if none does). The roots are entries 0 and 1.
+    The trie is a double array (Aoe, 1989): the child of a node along a byte is the entry at index (base ^ byte). An
+    entry has the byte that leads to it in bits 0 to 8 (NO_BYTE: the entry is free, or a root), its base in bits 16 to
+    39 (unique; 0 without a child), and from bit 40 the id, plus one, of the token that ends there (0 for none). The
+    roots are entries 0 and 1.
     """
     child = trie[((entry >> uint64(16)) & uint64(0xFFFFFF)) ^ uint64(byte)]
     return child if child & uint64(0x1FF) == uint64(byte) else uint64(0)
@@ -26,7 +26,7 @@ def child_of(trie, entry, byte):
 
 @part(forceinline=True)
 def token_of(entry):
-    """Return the id of the token that ends at an entry of a trie, -1 if none does."""
+    """Return the id of the token that ends at an entry of a trie, -1 for none."""
     return int64(entry >> uint64(40)) - 1
 
 
@@ -35,7 +35,7 @@ def grow_trie(text, bounds, roots, ids, trie):
     """Fill a trie with tokens: token t is text[bounds[t] : bounds[t + 1]] under root roots[t], with id ids[t].
 
     The tokens are sorted by root and spelling, and none is empty. trie: uint64, all NO_BYTE, a multiple of 256 and at
-    least 512. Return how many entries are in use, 0 if there are too few.
+    least 512. Return the number of used entries, 0 if there are too few.
     """
     most = bounds[-1] + 2
     first_child, next_sibling, last_child = np.zeros(most, np.int32), np.zeros(most, np.int32), np.zeros(most, np.int32)
@@ -75,7 +75,7 @@ def grow_trie(text, bounds, roots, ids, trie):
                 is_free = is_free and trie[base ^ bytes_of_node[k]] == NO_BYTE
             if not is_free:
                 base, free, tries = 0, after[free], tries + 1
-        if count > 0 and base == 0:  # a new block; the free entries of an old one are given up
+        if count > 0 and base == 0:  # a new block; the free entries of an old block are abandoned
             if size + 256 > trie.size:
                 return 0
             base = size
@@ -92,7 +92,7 @@ def grow_trie(text, bounds, roots, ids, trie):
         child = first_child[node]
         for k in range(count):
             e = base ^ bytes_of_node[k]
-            trie[e] = uint64(bytes_of_node[k])  # no longer free; completed at the child's turn
+            trie[e] = uint64(bytes_of_node[k])  # no longer free; completed when the child is processed
             after[before[e]], before[after[e]] = after[e], before[e]
             place_of[child] = e
             child = next_sibling[child]
@@ -101,7 +101,7 @@ def grow_trie(text, bounds, roots, ids, trie):
 
 @part()
 def longest_token(trie, root, word, start, stop):
-    """Return the id of the longest token that word[start:stop] begins with, and its end; -1 and `start` for none."""
+    """Return the id and the end of the longest token that word[start:stop] begins with; -1 and `start` for none."""
     entry, token, end = trie[root], int64(-1), start
     for k in range(start, stop):
         entry = child_of(trie, entry, word[k])

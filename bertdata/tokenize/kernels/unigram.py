@@ -10,10 +10,9 @@ from bertdata.tokenize.kernels.tries import child_of, longest_token, token_of
 
 @part()
 def most_probable(word, size, tables, ids, ranks, best):
-    """Write the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Return how many.
+    """Write the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Return their number.
 
-    Of equally probable ways the one is taken that was found first, from the left and with short tokens first, as
-    `tokenizers` does.
+    Of equally probable ways, takes the first one found, from the left and with short tokens first, like `tokenizers`.
     """
     trie, scores = tables.trie, tables.scores
     came_from, token = ranks[0], ranks[1]

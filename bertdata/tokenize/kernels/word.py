@@ -1,4 +1,4 @@
-"""The ids of one word: its bytes after the normalizer, then what the model makes of them."""
+"""The ids of one word: its normalized bytes, then their ids by the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertdata.tokenize.kernels.unigram import most_probable
 
 @part(forceinline=True)
 def _normal_form(text, start, stop, prefixed, tables, word):
-    """Write the normal form of text[start:stop] to word. Return its bytes and its characters."""
+    """Write the normal form of text[start:stop] to word. Return its numbers of bytes and characters."""
     size, num_chars, after_space = 0, 0, False
     if prefixed:
         for k in range(tables.prefix.size):
@@ -58,7 +58,7 @@ def _normal_form(text, start, stop, prefixed, tables, word):
 
 @part()
 def _longest_matches(word, size, num_chars, tables, ids):
-    """Write the ids of a normalized word of `size` bytes to `ids`, longest match first. Return how many.
+    """Write the ids of a normalized word of `size` bytes to `ids`, longest match first. Return their number.
 
     A word that the vocabulary cannot spell is one unknown token.
     """
@@ -76,9 +76,9 @@ def _longest_matches(word, size, num_chars, tables, ids):
 
 @part(forceinline=True)
 def encode_word(text, start, stop, prefixed, tables, runs):
-    """Write the ids of the word text[start:stop] to runs.ids. Return how many.
+    """Write the ids of the word text[start:stop] to runs.ids. Return their number.
 
-    prefixed: whether the prefix is put before the word. Where each word gets one, a word that begins with it does not.
+    prefixed: whether to put the prefix before the word. If each word gets a prefix, skips words that begin with it.
     """
     word, ids = runs.word, runs.ids
     size, num_chars = _normal_form(text, start, stop, prefixed, tables, word)

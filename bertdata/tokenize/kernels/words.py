@@ -66,16 +66,16 @@ from bertdata.tokenize.kernels.runs import (
 from bertdata.tokenize.kernels.word import encode_word
 
 HIGH = np.uint64(0x8080808080808080)
-AHEAD = 2048  # bytes of text that are prefetched
+AHEAD = 2048  # bytes of text to prefetch
 LONE_FIRST, LONE_LAST = 0xE3, 0xEA  # the first bytes from U+3000 and from U+A000 on: words of one character
 
 
 @part(forceinline=True)
 def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
-    """Return where the text ends that `tokenizers` must encode, -1 if the word at byte i is not hard; and a code.
+    """Return the end of the text that `tokenizers` must encode, -1 if the word at byte i is not hard; and a code.
 
-    place: after the last code point that the automaton has read. flags: of its steps. Code points after it may change
-    the last one.
+    place: the end of the last code point that the automaton has read. flags: the flags of its steps. Code points after
+    it may change the last one.
     """
     points = tables.points
     while place < end:
@@ -98,7 +98,7 @@ def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
 
 @part(forceinline=True)
 def _next_word(text, begin, i, end, automaton, tables, runs, state):
-    """Return a code; where the word at byte i ends, -1 for no word; and where the hard text ends, -1 for none."""
+    """Return a code; the end of the word at byte i, -1 for no word; and the end of the hard text, -1 for none."""
     code, word_stop, place, flags = walk(text, i, end, automaton, tables.points, tables.steps, tables.skips, state)
     hard_stop = int64(-1)
     if code == DONE and tables.meets != 0:
@@ -112,10 +112,10 @@ def _next_word(text, begin, i, end, automaton, tables, runs, state):
 
 @part(forceinline=True)
 def _cut_by_rules(text, i, level, tables, limits, state):
-    """Cut the text from byte i on by the rules from `level` on, each within what the one before has found.
+    """Cut the text from byte i on by the rules from `level` on, each inside the word of the previous rule.
 
-    limits: int64 [num_rules], where each rule's text ends. Return the number of rules whose limits are known; the last
-    of them is where the word ends, below 0 if an entry is missing.
+    limits: int64 [num_rules], the end of each rule's text. Return the number of rules whose limits are known; the last
+    limit is the end of the word, below 0 if an entry is missing.
     """
     while level < tables.starts.size and limits[level - 1] >= 0:
         start, keeps_gaps, automaton = tables.starts[level], tables.keeps_gaps[level], (tables.steps, tables.skips)
@@ -126,7 +126,7 @@ def _cut_by_rules(text, i, level, tables, limits, state):
 
 @part(forceinline=True)
 def _put_word(text, i, length, prefixed, p, tables, runs, output):
-    """Write the ids of the word text[i : i + length] at output.ids[p:]. Return how many they are."""
+    """Write the ids of the word text[i : i + length] at output.ids[p:]. Return their number."""
     count = encode_word(text, i, i + length, prefixed, tables, runs)
     output.state[REPLACED] += put_new(output.ids, p, runs.ids, count, tables.special, tables.special_to)
     return count
@@ -134,11 +134,10 @@ def _put_word(text, i, length, prefixed, p, tables, runs, output):
 
 @part(forceinline=True)
 def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables, runs, output):
-    """Encode the word at byte i, or pass over a character that begins none.
+    """Encode the word at byte i, or skip a character that does not begin a word.
 
     is_first: whether the word begins a piece that may get a prefix. prefixed: whether it gets one. run_length: bytes of
-    the run that it belongs to and that the tables do not have, else 0. Return a code, and the byte and the place to
-    continue at.
+    its run, if this is not in the tables, else 0. Return a code, and the byte and the output index to continue at.
     """
     state, hard, num_rules = output.state, output.hard, tables.starts.size
     limits, level, word_stop, hard_stop = state[LIMITS:], state[LEVEL], int64(-1), int64(-1)
@@ -171,7 +170,7 @@ def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables,
             count = put_run(text, i, length, key, rest, output.ids, p, *tables_of_runs)
         if count >= 0:
             p += count
-        elif hard_stop >= 0 and is_first:  # with what was passed over, as it may keep a blank from being stripped
+        elif hard_stop >= 0 and is_first:  # with the skipped text, which may prevent stripping of a blank
             put_hard(output, begin, stop, p, AT_BEGIN)
         elif hard_stop >= 0 or length > tables.longest:
             where = IN_MIDDLE if hard_stop >= 0 else (WITH_PREFIX if prefixed else ONE_WORD)
@@ -191,7 +190,7 @@ def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables,
 
 @part(forceinline=True)
 def _find_runs(text, i, end, tables, runs):
-    """Make the keys of the runs from byte i on, and prefetch the set of each. See RunTables.keys.
+    """Compute the keys of the runs from byte i on, and prefetch the set of each. See RunTables.keys.
 
     A run ends at one of the bytes tables.ends, a stop, or at the end of the piece. Return the number of runs, the byte
     after the last stop, and the byte before which the automaton must find further words.
@@ -213,7 +212,7 @@ def _find_runs(text, i, end, tables, runs):
             if tables.finds == WORDS:
                 if value == NEXT_BEGINS and length == 0:
                     continue  # the space that begins this word does not end it
-                is_space = length == 1 and stops[text[uint64(i)]] == NEXT_BEGINS  # what follows decides what it is
+                is_space = length == 1 and stops[text[uint64(i)]] == NEXT_BEGINS  # its role depends on the next bytes
                 if is_space or value == NOT_QUICK or (length == 0 and value == OWN_WORD):
                     return count, i, i + 1
             elif value == NOT_QUICK:
@@ -257,9 +256,9 @@ def _find_runs(text, i, end, tables, runs):
 
 @part(forceinline=True)
 def _write_lone(text, i, end, points, out, p):
-    """Write the ids of code points that are words by themselves, such as Chinese ones, from byte i on.
+    """Write the ids of code points that are words by themselves, such as Chinese characters, from byte i on.
 
-    Return the byte and the place after them.
+    Return the byte and the output index after them.
     """
     while i < end and text[uint64(i)] >= 0x80:
         point, width = decoded(text, i)
@@ -272,7 +271,7 @@ def _write_lone(text, i, end, points, out, p):
 
 @part()
 def _hash_long(text, start, count, runs):
-    """Make the keys of words of more than 16 bytes, and prefetch the sets of those that may be in the tables."""
+    """Compute the keys of words of more than 16 bytes, and prefetch the sets of words that may be in the tables."""
     first = start
     for k in range(count):
         stop = first + int64(runs.places[uint64(k)])
@@ -288,7 +287,7 @@ def _hash_long(text, start, count, runs):
 
 @part(forceinline=True)
 def _find_words(text, i, end, tables, runs, state):
-    """Do what `_find_runs` does, by the rule of GPT-2 or Llama 3. -1: the entry of state[CODE_POINT] is missing."""
+    """Like `_find_runs`, by the rule of GPT-2 or Llama 3. -1: the entry of state[CODE_POINT] is missing."""
     near, keys, places, first, num_long = runs.near, runs.keys, runs.places, i, 0
     count, slow_stop = find_words(text, i, end, tables, runs, state)
     for k in range(count):
@@ -307,15 +306,15 @@ def _find_words(text, i, end, tables, runs, state):
 
 @part(forceinline=True)
 def _write_known(k, count, has_stops, keys, near, out, p):
-    """Write the ids of runs and stops from number k on, up to the first run that is in neither of its first two slots.
+    """Write the ids of runs and stops from index k on, up to the first run that is not in its first two slots.
 
-    Return the number of that run, `count` if there is none, and the place after the ids.
+    Return the index of that run, `count` if there is none, and the output index after the ids.
     """
     while k < count:
         q = uint64(4 * k)
         j = keys[q + uint64(2)] & LOW32
         if not are_equal128(near, int64(j), keys, int64(q)):
-            j ^= uint64(4)  # in the same line of a processor's cache
+            j ^= uint64(4)  # in the same cache line
             if not are_equal128(near, int64(j), keys, int64(q)):
                 break
         value = near[j + uint64(2)]
@@ -344,7 +343,7 @@ def _encode_slow(text, begin, i, end, is_first, prefixed, run_length, p, tables,
 
 @part(forceinline=True)
 def _encode_run(text, begin, i, stop, key, rest, p, tables, runs, output):
-    """Encode a run, text[i:stop], that the tables do not have. See `_encode_word`."""
+    """Encode a run, text[i:stop], that is not in the tables. See `_encode_word`."""
     state, start, length, first, code = output.state, i, stop - i, p, DONE
     num_others = state[NUM_HARD] + state[REPLACED]
     if tables.finds == RUNS:
@@ -393,7 +392,7 @@ def _write_window(text, begin, first, count, p, tables, runs, output):
 
 @part(forceinline=True)
 def _before_prefix(text, begin, i, end, p, tables, output):
-    """Return the first byte from i on whose normal form is not empty, or `end`; if it gets a prefix; and a code."""
+    """Return the first byte from i on with a nonempty normal form, or `end`; whether it gets a prefix; and a code."""
     entry, width = SILENT_FORM, 0
     while i + width < end and entry & SILENT_FORM != uint64(0):
         i += width
@@ -401,7 +400,7 @@ def _before_prefix(text, begin, i, end, p, tables, output):
     if entry == uint64(0):
         return i, False, UNKNOWN_CODE_POINT
     if tables.prefix_when == FIRST_PIECE and i > begin:
-        # What begins the text has no normal form; is there a prefix?
+        # The beginning of the text has an empty normal form; does it get a prefix?
         put_hard(output, begin, end, p, AT_BEGIN)
         return end, False, DONE
     i = end if entry & SILENT_FORM != uint64(0) else i
@@ -410,7 +409,7 @@ def _before_prefix(text, begin, i, end, p, tables, output):
 
 @part(forceinline=True)
 def _encode_piece(pieces, piece, tables, runs, output):
-    """Encode a piece of text from where output.state says, and note there how far it came. Return a code."""
+    """Encode a piece of text from the position in output.state, and store the new position there. Return a code."""
     text, begin, end = pieces.data, pieces.starts[piece], pieces.stops[piece]
     state, begins, when, finds = output.state, pieces.begins[piece], tables.prefix_when, tables.finds
     i, p, code = max(state[BYTE], begin), state[PLACE], DONE
@@ -452,7 +451,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
     state[PLACE] = p
     if state[HAS_BEGUN] != 0:
         state[BYTE] = i
-    else:  # what begins a text is looked at again
+    else:  # the beginning of a text is read again
         state[BYTE], state[LEVEL] = begin, 0
     return code
 
@@ -461,11 +460,11 @@ def _encode_piece(pieces, piece, tables, runs, output):
 def encode_words(pieces, tables, runs, output):
     """Encode pieces of text by the rules and the model of `tables`. Return one of the codes of records.py.
 
-    pieces: Text. tables: WordTables. runs: RunTables. output: Output. After a code other than DONE the caller supplies
-    what is missing and calls the kernel again; it continues from output.state.
+    pieces: Text. tables: WordTables. runs: RunTables. output: Output. After any code except DONE, the caller supplies
+    the missing data and calls the kernel again; it continues from output.state.
 
-    The automaton finds where the next word ends. Most words are in the tables of runs and are copied from there. A
-    stretch whose code points change each other is hard: it begins and ends where text can be cut, whatever it holds.
+    The automaton finds the end of the next word. The ids of most words are copied from the tables of runs. A stretch
+    whose code points change each other is hard: it begins and ends at places where any text can be cut.
     """
     state = output.state
     for piece in range(state[PIECE], pieces.starts.size):
