@@ -1,15 +1,20 @@
-"""What may import what (ARCHITECTURE.md), what importing costs, what tests patch."""
+"""What may import what (ARCHITECTURE.md), what importing costs, through how many files a run goes, what tests patch."""
 
 import ast
 import re
+import sys
+import threading
 from functools import cache
 
 import pytest
-from support.commands import python
+from support.commands import python, succeeds
 from support.data import ROOT
+from support.runs import QUIET, flags
 
 import bertdata
 from bertrain.methods import options_of_methods
+from bertrain.pretrain import main
+from bertrain.trainer import Trainer
 
 # Modules that any package may import.
 COMMON = {"choices", "errors", "options", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
@@ -196,6 +201,37 @@ def test_public_names_are_exactly_these():
     assert all(getattr(bertdata, name) is not None for name in bertdata.__all__)
     with pytest.raises(AttributeError, match="no attribute 'loda'"):
         _ = bertdata.loda
+
+
+# ------------------------------------------------------------------------------------------------------- files of a run
+
+
+MOST = {"run": 24, "step": 10}
+
+
+def test_a_run_goes_through_few_files(dataset, tmp_path):
+    """Those of bertrain that are called in all, and in a step of training."""
+    files, stages = {name: set() for name in MOST}, ["run"]
+
+    def profile(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code is Trainer.step.__code__:
+            stages.append("step")
+        if event == "call" and code.co_filename.startswith(f"{ROOT / 'bertrain'}/"):
+            for stage in stages if threading.current_thread() is threading.main_thread() else ["run"]:
+                files[stage].add(code.co_filename)
+        if event == "return" and code is Trainer.step.__code__:
+            stages.remove("step")
+
+    for module in (threading, sys):
+        module.setprofile(profile)
+    try:
+        options = QUIET | {"steps": 2, "save_every": 1, "eval_every": 1}
+        succeeds(main, *flags(dataset.path, tmp_path / "run", **options))
+    finally:
+        for module in (threading, sys):
+            module.setprofile(None)
+    assert {name: len(found) for name, found in files.items() if not 0 < len(found) <= MOST[name]} == {}, files
 
 
 # --------------------------------------------------------------------------------------------- what tests may not touch
