@@ -68,7 +68,7 @@ def _paths(run: Path) -> list[str]:
 
 
 def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loader:
-    """Return the loader of a stream, without masks. paths: paths of its datasets, and perhaps of others.
+    """Return the loader of a stream, without masks. paths: paths of its datasets, and perhaps more.
 
     Raises UsageError if a dataset is missing.
     """
