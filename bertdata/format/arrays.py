@@ -19,7 +19,7 @@ from bertdata.files import Stage, open_plain
 
 HEADER_BYTES = 128
 CRC_BYTES = 1 << 20  # bytes of a file that share one CRC-32
-_PIECE_BYTES = 4 * CRC_BYTES  # bytes of one read
+_PIECE_BYTES = 4 * CRC_BYTES  # bytes per read
 
 
 def npy_header(dtype: str, length: int) -> bytes:
@@ -29,7 +29,7 @@ def npy_header(dtype: str, length: int) -> bytes:
 
 
 def file_bytes(dtype: str, length: int, **more: object) -> int:
-    """Return the bytes of an array file. more: other members of its entry in a record, ignored."""
+    """Return the size of an array file in bytes. more: further members of its entry in a record, ignored."""
     return HEADER_BYTES + np.dtype(dtype).itemsize * length
 
 
@@ -43,7 +43,7 @@ def array_path(directory: Path, shard: str, array: str) -> Path:
 
 
 def digest(path: Path) -> tuple[str, list[int]]:
-    """Return the SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block: one pass, about 1.5 GB/s."""
+    """Return the SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block, in one pass at about 1.5 GB/s."""
     with open_plain(path, "rb") as file:
         return _digest(file)
 
@@ -91,7 +91,7 @@ class ArrayWriter:
 
 
 def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    """Open an array file as a read-only memory map, and check its size and header.
+    """Open an array file as a read-only memory map. Checks its size and header.
 
     Raises DatasetError if the file cannot be opened, or does not have the size and header of `length` numbers of
     `dtype`.

@@ -1,6 +1,6 @@
 """The manifest of a dataset: manifest.json ⇄ plain frozen objects.
 
-It is written last: a directory without a manifest is not a dataset.
+The manifest is written last: a directory without it is not a dataset.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from bertdata.format.shards import (
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 MANIFEST = "manifest.json"
-REPLACED = ".build/replaced.json"  # the old manifest, while a build puts a new dataset in its place
-MANY_SHARDS_VERSION = 2  # of a manifest with more than MOST_LISTED shards
+REPLACED = ".build/replaced.json"  # the old manifest, while a build replaces the dataset
+MANY_SHARDS_VERSION = 2  # version of a manifest with more than MOST_LISTED shards
 MOST_LISTED = 1024
 VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)
 _TEXTS = ("documents", "sentences", "words", "encoding", "imported", "end_token", "dtype")  # of settings
-_TABLES = ("special_literals", "special_ids_inside", "words")  # of counts: name → number; the others are numbers
+_TABLES = ("special_literals", "special_ids_inside", "words")  # counts by name: {name: number}
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Manifest:
     settings: Mapping[str, Any]
     splits: Mapping[str, Split]
     counts: Mapping[str, Any]
-    tokenizer_name: str | None = None  # of the tokenizer's directory or on the hub
-    tables: Mapping[str, str] = field(default_factory=dict)  # of many shards: file name → SHA-256
-    stated_id: str | None = None  # of many shards: the dataset_id in the file, so that opening need not compute it
+    tokenizer_name: str | None = None  # name of the tokenizer's directory or on the hub
+    tables: Mapping[str, str] = field(default_factory=dict)  # for many shards: file name → SHA-256
+    stated_id: str | None = None  # for many shards: the stored dataset_id, to avoid computing it
 
     @cached_property
     def dataset_id(self) -> str:
-        """The SHA-256, in hex, of everything that decides the batches of a reader."""
+        """SHA-256, in hex, of everything that determines the batches of a reader."""
         return self.stated_id or self.computed_id()
 
     def computed_id(self) -> str:
@@ -71,7 +71,7 @@ class Manifest:
             "tokenizer": dict(self.tokenizer),
             "settings": dict(self.settings),
         }
-        # One shard at a time is in memory. "arrays" comes first, because names are sorted.
+        # Only one shard at a time is in memory. "arrays" comes first, because names are sorted.
         sha256, comma = hashlib.sha256(b'{"arrays":['), b""
         for split, shards in self.splits.items():
             for shard in shards:
@@ -95,7 +95,7 @@ class Manifest:
         return sum(file_bytes(**entry) for shard in self.shards for entry in shard.arrays.values())
 
     def shard_of(self, document: int) -> tuple[str, int, int]:
-        """Return the split, the number of the shard, and the number in the shard, of document number `document`."""
+        """Return the split, the index of the shard, and the index in the shard, of document `document`."""
         for name, split in self.splits.items():  # noqa: B007
             if document < split.num_documents:
                 break
@@ -104,9 +104,9 @@ class Manifest:
         return name, number, document - int(split.first_documents[number])
 
     def files(self) -> Iterator[tuple[str, tuple[str | None, int]]]:
-        """Yield each file but the manifest: its name, its SHA-256 and its largest size in bytes.
+        """Yield name, SHA-256 and maximum size in bytes of each file except the manifest.
 
-        The SHA-256 of a commit record is None: the record holds its own checksum.
+        The SHA-256 of a commit record is None, because the record contains a checksum.
         """
         for name, sha256 in {**self.tokenizer, **self.tables}.items():
             yield name, (sha256, LARGEST_RECORD)
@@ -143,7 +143,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the manifest in a directory. Raises DatasetError if it is missing, invalid or of an unknown version."""
+    """Return the manifest of a directory. Raises DatasetError if it is missing, invalid or of an unknown version."""
     return read_with_content(directory)[0]
 
 
@@ -159,7 +159,7 @@ def read_with_content(directory: Path) -> tuple[Manifest, bytes]:
             raise DatasetError(sentence, "unfinished", given=directory)
         raise not_a_dataset(directory)
     content = read_content(path)
-    # Absolute: the last ones are opened when they are needed, and the process may change its directory before.
+    # Absolute: the last files are opened on first use, after the process may have changed its directory.
     absolute = Path(os.path.abspath(directory))
     manifest = parse_manifest(content, path, lambda name, dtype, length: open_array(absolute / name, dtype, length))
     return manifest, content
@@ -171,7 +171,7 @@ def not_a_dataset(path: object) -> DatasetError:
 
 
 def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manifest:
-    """Return the manifest in the bytes of a file. name: of the file, for errors. Raises DatasetError."""
+    """Parse the manifest from the bytes of a file. name: the file's name, for errors. Raises DatasetError."""
     record = parse_record(content, name, versions=VERSIONS)
     try:
         manifest = _parse(record, open_table)
@@ -183,7 +183,7 @@ def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manif
 
 
 def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
-    """Return the manifest in a record. Raises ValueError, KeyError, TypeError and others if it breaks a rule."""
+    """Parse the manifest from a record. Raises ValueError, KeyError, TypeError and others if it breaks a rule."""
     special = SpecialTokens(
         vocab_size=record["vocab_size"], special_ids=tuple(record["special_ids"]), **record["special_tokens"]
     )

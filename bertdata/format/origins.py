@@ -1,4 +1,4 @@
-"""Where the text of each document was: the directory origins/, which is not part of the dataset."""
+"""The source of each document's text: the directory origins/, which is not part of the dataset."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class NamedInput(NamedTuple):
     """An input of a build."""
 
     name: str
-    size: int | None  # bytes; None: a pipe
-    version: int | str | None  # time of the last change in ns; of a file under a URL its ETag or digest
+    size: int | None  # bytes; None for a pipe
+    version: int | str | None  # modification time in ns; for a file under a URL, its ETag or digest
 
 
 def place_bits(num_inputs: int) -> int:
-    """Return how many low bits of an origin are the place (byte or row) in the input; the others are its number."""
+    """Return how many low bits of an origin are the place (byte or row) in the input; the high bits are its number."""
     return 64 - max(1, (num_inputs - 1).bit_length())
 
 
 def origins_of(inputs: NDArray[np.int64], places: NDArray[np.int64], num_inputs: int) -> NDArray[np.uint64]:
-    """Return the origins, uint64 [n], of numbers of inputs [n] and places in them [n]."""
+    """Combine numbers of inputs [n] and places in these inputs [n] to origins, uint64 [n]."""
     return inputs.astype(np.uint64) << np.uint64(place_bits(num_inputs)) | places.astype(np.uint64)
 
 
 def origins_name(shard: str) -> str:
-    """Return the file of a shard, such as origins/train-00000.npy."""
+    """Return the file name for a shard, such as origins/train-00000.npy."""
     return f"{ORIGINS}/{shard}.npy"
 
 
@@ -58,7 +58,7 @@ def write_origins(
     text_key: str,
     shards: Mapping[str, str],
 ) -> None:
-    """Write the list of inputs, and the record after it. The arrays must exist. shards: name → SHA-256 in hex."""
+    """Write the list of inputs, then the record. The arrays must exist. shards: name → SHA-256 in hex."""
     lines = "".join(json.dumps(each) + "\n" for each in inputs).encode()
     write_file(directory / INPUTS, lines)
     record = {
@@ -75,7 +75,7 @@ def write_origins(
 
 
 def prepare_directory(directory: Path, shards: Mapping[str, str]) -> None:
-    """Make origins/, and remove files of other shards; remove origins/ if there are no shards."""
+    """Create origins/, and remove files of other shards. Without shards, remove origins/."""
     folder = directory / ORIGINS
     if folder.is_symlink():  # only the link is removed, never a file behind it
         folder.unlink()
@@ -103,7 +103,7 @@ class Origins:
 
     @classmethod
     def parse(cls, record: Mapping[str, Any], manifest: Manifest, name: object, directory: Path) -> Origins | None:
-        """Return checked origins, or None if they belong to a different dataset. name: of the file, for errors."""
+        """Return checked origins, or None if they belong to a different dataset. name: the file's name, for errors."""
         if record.get("dataset_id") != manifest.dataset_id:
             return None
         try:
@@ -141,7 +141,7 @@ class Origins:
 
     @cached_property
     def named_inputs(self) -> list[NamedInput]:
-        """The inputs, in the order of the build. Raises DatasetError if the list does not match the record."""
+        """Inputs, in the order of the build. Raises DatasetError if the list does not match the record."""
         path = self.directory / INPUTS
         content = read_content(path, self.inputs["bytes"])
         if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
@@ -155,7 +155,7 @@ class Origins:
             raise damaged(path, "each line should be a name, a size and a version") from None
 
     def input_and_place(self, document: int) -> tuple[str, int]:
-        """Return the name of a document's input, and the place in it. document: counted as in Dataset.document."""
+        """Return the name of a document's input, and its place there. document: an index as in Dataset.document."""
         split, number, index = self.manifest.shard_of(document)
         shard = self.manifest.splits[split][number]
         array = open_array(self.directory / origins_name(shard.name), DTYPE, shard.num_documents)

@@ -13,36 +13,36 @@ from typing import Any
 from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import open_plain, write_file
 
-FORMAT_VERSION = 1  # of all records, except a manifest of many shards
+FORMAT_VERSION = 1  # version of all records, except a manifest of many shards
 LARGEST_RECORD = 1 << 27  # bytes; enough for a manifest of about 100,000 shards
 
 
 def canonical(record: Any) -> bytes:
-    """Return the form of a JSON value that is hashed (docs/format.md, "JSON records")."""
+    """Return the bytes of a JSON value for hashing (docs/format.md, "JSON records")."""
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a JSON object with its checksum, completely or not at all."""
+    """Write a JSON object with its checksum, atomically."""
     write_file(path, sealed_record(record))
 
 
 def sealed_record(record: dict[str, Any], *, indent: int | None = 1) -> bytes:
-    """Return the bytes of a file: a JSON object with its checksum. indent=None: one line, which is faster."""
+    """Return a JSON object with its checksum, as the bytes of a file. indent=None: one line, which is faster."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
     content = io.BytesIO()
     text = io.TextIOWrapper(content, encoding="ascii", newline="")
     if indent is None:
         text.write(json.dumps(sealed))  # compiled, in contrast to json.dump
     else:
-        json.dump(sealed, text, indent=indent)  # by pieces: all of them take more memory than the text
+        json.dump(sealed, text, indent=indent)  # piece by piece: all pieces together need more memory than the text
     text.write("\n")
     text.flush()
     return content.getvalue()
 
 
 def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
-    """Return the record in a file, without its checksum.
+    """Return the record of a file, without its checksum.
 
     versions: the format versions to accept. Raises DatasetError if the file is missing, damaged, or has a different
     version.
@@ -62,7 +62,7 @@ def read_content(path: Path, most: int = LARGEST_RECORD) -> bytes:
 
 
 def parse_record(content: bytes, name: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
-    """Return the record in the bytes of a file, as `read_record`. name: of the file, for errors."""
+    """Parse the record from the bytes of a file, like `read_record`. name: the file's name, for errors."""
     if len(content) > LARGEST_RECORD:
         raise damaged(name, f"it has more than {LARGEST_RECORD:,} bytes")
     try:

@@ -28,15 +28,15 @@ ARRAY_DTYPES = {
     "words": ("|u1",),
     "empty": ("<u8",),
 }
-_IN_TABLES = ARRAY_DTYPES.keys() - {"empty"}  # whose lengths follow from the numbers of documents, tokens and sentences
-_ANY_DTYPE = r"[<|](b1|[iu][1248]|f[248]|c8)"  # of arrays of unknown names
+_IN_TABLES = ARRAY_DTYPES.keys() - {"empty"}  # lengths follow from the numbers of documents, tokens and sentences
+_ANY_DTYPE = r"[<|](b1|[iu][1248]|f[248]|c8)"  # dtypes of arrays with unknown names
 SPLITS = ("train", "validation", "test")
-_COLUMNS = 4  # of TABLE: the number in the name of a shard, its documents, tokens and sentences
+_COLUMNS = 4  # columns of TABLE: number in the shard's name, its documents, tokens and sentences
 _DIGEST_BYTES = 32
 _ROWS_AT_ONCE = 1024
 _LARGEST = 1 << 62
 OpenTable = Callable[[str, str, int], NDArray[Any]]
-"""Name, dtype and length of a table → its numbers. Raises DatasetError if the file is different."""
+"""(name, dtype, length) of a table → its elements. Raises DatasetError if the file is different."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Shard:
 
 @dataclass(eq=False, repr=False)
 class Split(Sequence[Shard]):
-    """A split (train, validation or test) of at least one shard, stored as columns. A Shard is made when it is used."""
+    """A split (train, validation or test) of at least one shard, stored as columns. Makes each Shard on demand."""
 
     name: str
     numbers: NDArray[np.int64]  # [num_shards, 4]: the rows of TABLE
-    arrays: Sequence[tuple[str, str]]  # name and dtype of each array that a shard has
-    lengths: NDArray[np.int64]  # [num_shards, num_arrays]; -1 if the shard lacks the array
+    arrays: Sequence[tuple[str, str]]  # name and dtype of each array of a shard
+    lengths: NDArray[np.int64]  # [num_shards, num_arrays]: lengths; -1 for a missing array
     read_digests: Callable[[], NDArray[np.uint8]]
 
     @classmethod
     def from_shards(cls, shards: Sequence[Shard]) -> Split:
-        """Return the columns of some shards of a split."""
+        """Return the split of some shards, as columns."""
         numbers = [
             (int(each.name.rpartition("-")[2]), each.num_documents, each.num_tokens, each.num_sentences or 0)
             for each in shards
@@ -98,12 +98,12 @@ class Split(Sequence[Shard]):
 
     @cached_property
     def first_documents(self) -> NDArray[np.int64]:
-        """int64 [num_shards + 1]: the number of the first document of each shard, and the number of all documents."""
+        """int64 [num_shards + 1]: the index of the first document of each shard, then the number of all documents."""
         return np.append(0, np.cumsum(self.numbers[:, 1]))
 
     @cached_property
     def first_tokens(self) -> NDArray[np.int64]:
-        """int64 [num_shards + 1]: the number of the first token of each shard, and of all tokens, with separators."""
+        """int64 [num_shards + 1]: the index of each shard's first token, then the number of tokens, with separators."""
         return np.append(0, np.cumsum(self.numbers[:, 2]))
 
     @property
@@ -160,7 +160,7 @@ class Split(Sequence[Shard]):
         return bool((self.lengths[:, columns] >= 0).any(1).all())
 
     def checked(self, token_dtype: str) -> Split:
-        """Return the same shards. Raises ValueError if they break a rule of the format."""
+        """Return the same split. Raises ValueError if it breaks a rule of the format."""
         numbers, lengths_of = self.numbers, _lengths(self.numbers)
         is_too_large = (numbers >= _LARGEST).any() or (numbers.astype(np.float64).sum(axis=0) >= _LARGEST).any()
         if is_too_large or (numbers[:, 1:3] < 1).any() or (np.diff(numbers[:, 0]) <= 0).any():
@@ -184,7 +184,7 @@ class Split(Sequence[Shard]):
 
 
 def _lengths(numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """Return the length of each array that can be in tables, from the rows of TABLE."""
+    """Return the length of each array that tables can hold, from the rows of TABLE."""
     documents, tokens, sentences = numbers[:, 1:].T
     return {"tokens": tokens, "documents": documents + 1, "sentences": sentences + 1, "words": -(-tokens // 8)}
 
@@ -194,7 +194,7 @@ def shard_name(split: str, unit: int) -> str:
 
 
 def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str) -> Split:
-    """Return the shards that a manifest lists. Raises ValueError, KeyError and others if a rule is broken."""
+    """Return the shards in the list of a manifest. Raises ValueError, KeyError and others if a rule is broken."""
     listed = [Shard(**entry) for entry in entries]
     shards = Split.from_shards(listed).checked(token_dtype)
     if split != shards.name or list(shards) != listed:
@@ -203,13 +203,13 @@ def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str
 
 
 def fits_tables(splits: Iterable[Split]) -> bool:
-    """Return whether the shards fit tables: all have the same arrays, of known lengths."""
+    """Return whether tables can store the shards: all have the same arrays, of known lengths."""
     names = {frozenset(name for name, _ in shards.arrays) for shards in splits}
     return len(names) == 1 and next(iter(names)) <= _IN_TABLES and all((each.lengths >= 0).all() for each in splits)
 
 
 def write_tables(stage: Stage, splits: Mapping[str, Split]) -> dict[str, Any]:
-    """Write the tables of shards that fit tables, and return their members of the manifest."""
+    """Write shards as tables, and return the members of the tables for the manifest."""
     arrays = sorted(name for name, _ in next(iter(splits.values())).arrays)
     writers = {name: ArrayWriter(stage, name, dtype) for name, dtype in DTYPES.items()}
     for shards in splits.values():
@@ -221,7 +221,7 @@ def write_tables(stage: Stage, splits: Mapping[str, Split]) -> dict[str, Any]:
 
 
 def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, Split]:
-    """Return the shards by split, from a manifest. Raises ValueError, KeyError or TypeError if a rule is broken."""
+    """Return the shards by split from a manifest. Raises ValueError, KeyError or TypeError if a rule is broken."""
     names, counts, tables = record["arrays"], record["splits"], record["tables"]
     if not set(names) <= _IN_TABLES or names != sorted(set(names)) or tables.keys() != DTYPES.keys():
         raise ValueError(f"arrays {names!r}, tables {list(tables)}")
@@ -254,14 +254,14 @@ def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, S
 class ShardWriter:
     """Write the documents of one shard as files of a `Stage`, its commit record last.
 
-    .origins: the SHA-256 of the origins, after `finish`; None without origins.
+    .origins: SHA-256 of the origins, after `finish`; None without origins.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.name, self._stage = name, stage
         self.origins: str | None = None
         self._arrays: dict[str, ArrayWriter] = {}
-        self._word_starts = np.zeros(0, np.bool_)  # up to 7 that do not fill a byte yet
+        self._word_starts = np.zeros(0, np.bool_)  # up to 7 bits that do not fill a byte yet
 
     def append(
         self,
@@ -272,10 +272,10 @@ class ShardWriter:
         empty: NDArray[np.int64] | None = None,
         origins: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Append documents. Each call must give the same arrays. tokens [n]: their ids, separators included.
+        """Append documents. Each call must pass the same arrays. tokens [n]: their ids, including separators.
 
-        documents, sentences: the end of each in `tokens`, ascending; the last is n. word_starts bool [n]: whether each
-        token starts a word. empty: for each document without an id, the number of `documents` before it.
+        documents, sentences: their ends in `tokens`, ascending; the last one is n. word_starts bool [n]: whether each
+        token starts a word. empty: for each empty document, the number of `documents` before it.
         """
         before = self._append("tokens", tokens, tokens.dtype.str)
         num_documents = self._append("documents", documents + np.uint64(before))
@@ -292,7 +292,7 @@ class ShardWriter:
             self._append("origins", origins)
 
     def _append(self, array: str, values: NDArray[Any], dtype: str = "<u8") -> int:
-        """Append numbers to an array, and return its length before."""
+        """Append numbers to an array, and return its previous length."""
         if array not in self._arrays:
             self._arrays[array] = ArrayWriter(self._stage, array_file(self.name, array), dtype)
             if array in ("documents", "sentences"):
@@ -320,7 +320,7 @@ class ShardWriter:
         return Shard(self.name, arrays["documents"]["length"] - 1, arrays["tokens"]["length"], num_sentences, published)
 
     def discard(self) -> None:
-        """Remove the files of a shard without documents."""
+        """Remove the files of an empty shard."""
         self._stage.discard(array_file(self.name, array) for array in self._arrays)
 
 

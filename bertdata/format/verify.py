@@ -22,15 +22,14 @@ from bertdata.format.records import read_record
 from bertdata.format.shards import open_shard
 from bertdata.types import ROLES, Progress, SpecialTokens
 
-_PIECE = 1 << 20  # numbers to check at a time
+_PIECE = 1 << 20  # array elements to check at a time
 _ONE = np.uint64(1)
 
 
 def verify(path: str | Path, *, progress: Progress = lambda done, total: None) -> list[str]:
-    """Return a message for each error in a dataset, which names the file and the offset; [] for an intact dataset.
+    """Return a message for each error in a dataset, with the file and the offset; [] for an intact dataset.
 
-    progress: called with the checked bytes and all bytes. Raises DatasetError if the manifest cannot be
-    read.
+    progress: called with the checked bytes and the total bytes. Raises DatasetError if the manifest is unreadable.
     """
     directory = Path(path)
     manifest = read_manifest(directory)
@@ -64,7 +63,7 @@ def _errors(check: Callable[..., Any], *arguments: Any) -> list[str]:
 
 
 def _digest_faults(directory: Path, digests: Mapping[str, str]) -> list[str]:
-    """Compare files with their SHA-256, by name."""
+    """Compare files, by name, with their SHA-256."""
 
     def require(path: Path, sha256: str) -> None:
         if digest(path)[0] != sha256:
@@ -74,7 +73,7 @@ def _digest_faults(directory: Path, digests: Mapping[str, str]) -> list[str]:
 
 
 def require_own_tokens(directory: Path, manifest: Manifest) -> None:
-    """Raise DatasetError if the vocabulary or the special tokens of a manifest differ from the tokenizer's files.
+    """Raise DatasetError if a manifest's vocabulary or special tokens differ from the tokenizer's files.
 
     The dataset_id depends on these files, but not on these members of the manifest.
     """
@@ -188,7 +187,7 @@ def _token_faults(tokens: Any, num_documents: int, special: SpecialTokens, *, an
     forbidden[[each for each in (special.unk, special.separator) if each is not None]] = False
     if (number := _first(lambda ids: forbidden[ids], tokens)) is not None:
         yield f"token {number} is {tokens[number]}, a special id that must not be stored"
-    elif special.separator not in (None, special.unk):  # the unknown id may also be inside documents
+    elif special.separator not in (None, special.unk):  # documents may contain the unknown id
         num_separators = sum(int((ids == special.separator).sum()) for _, ids in _in_pieces(tokens))
         if num_separators != num_documents:
             yield f"{num_separators} separators for {num_documents} documents"
@@ -215,13 +214,13 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _in_pieces(array: Any, *, overlap: int = 0) -> Iterator[tuple[int, Any]]:
-    """Yield parts of an array with their starts; each also has the first `overlap` numbers of the next."""
+    """Yield (start, part of an array); each part also has the first `overlap` elements of the next part."""
     for start in range(0, array.size - overlap, _PIECE):
         yield start, array[start : start + _PIECE + overlap]
 
 
 def _first(is_wrong: Callable[[Any], Any], array: Any, *, overlap: int = 0) -> int | None:
-    """Return the index of the first wrong number. is_wrong: a part of the array → whether each number is wrong."""
+    """Return the index of the first wrong element. is_wrong: part of the array → whether each element is wrong."""
     for start, piece in _in_pieces(array, overlap=overlap):
         wrong = np.flatnonzero(is_wrong(piece))
         if wrong.size:
