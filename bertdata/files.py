@@ -1,4 +1,4 @@
-"""Write files completely or not at all, and hold locks.
+"""Write files atomically, and hold locks.
 
 A file is written under a temporary name, synced and renamed; then its directory is synced.
 """
@@ -21,9 +21,9 @@ TEMPORARY = ".tmp"
 
 
 def open_plain(path: Path, mode: str) -> IO[Any]:
-    """Open an ordinary file, as open() does: no symbolic link, pipe or device, which could block or lead elsewhere.
+    """Open a regular file like open(), but no symbolic link, pipe or device, which could block or lead elsewhere.
 
-    Raises DatasetError for these, and OSError as open() does.
+    Raises DatasetError for these, and OSError like open().
     """
 
     def opener(name: str, flags: int) -> int:
@@ -44,9 +44,9 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a file in errors of the system that name none, as those of a full disk while a file is written.
+    """Add a file name to system errors that lack one, such as the error for a full disk during a write.
 
-    A temporary file gets its final name in the error. Errors of a user's iterable stay as they are.
+    The error has the final name of a temporary file. Errors of a user's iterable do not change.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def make_directory(directory: Path) -> None:
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make the names of new and renamed files survive a loss of power."""
+    """Sync a directory, so that new and renamed files survive a loss of power."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -83,7 +83,7 @@ def cache_directory() -> Path:
         return Path(directory)
     if not (above := os.environ.get("XDG_CACHE_HOME")):
         above = os.path.expanduser("~/.cache")
-        if above.startswith("~"):  # this user has no home
+        if above.startswith("~"):  # this user has no home directory
             raise UsageError("there is no home directory for the cache; set BERTDATA_CACHE to a directory", "missing")
     return Path(above) / "bertdata"
 
@@ -92,9 +92,9 @@ def cache_directory() -> Path:
 def locked(path: Path, busy: str = "", advice: str = "", *, shared: bool = False, wait: bool = False) -> Iterator[None]:
     """Hold the lock file `path` until the context, or this process, ends.
 
-    shared: other processes may share the lock. wait: until no other process holds it. Else raises BuildError with the
-    text "{busy} by process {N}; {advice}" if another process holds it. Raises FileNotFoundError if the file was removed
-    before the lock was taken: such a lock excludes nobody.
+    shared: other processes may share the lock. wait: wait until no other process holds it. Without `wait`, raises
+    BuildError "{busy} by process {N}; {advice}" if another process holds it. Raises FileNotFoundError if the file was
+    removed before it was locked: such a lock has no effect.
     """
     import fcntl  # not on Windows
 
@@ -114,7 +114,7 @@ def locked(path: Path, busy: str = "", advice: str = "", *, shared: bool = False
 
 
 def write_page(path: Path, content: bytes) -> None:
-    """Write a file as `write_file` does; a pipe or a device, such as /dev/stdout, gets the bytes."""
+    """Write a file like `write_file`, or write the bytes to a pipe or a device, such as /dev/stdout."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)
     else:
@@ -122,28 +122,28 @@ def write_page(path: Path, content: bytes) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a small file completely or not at all."""
+    """Write a small file atomically."""
     with Stage(path.parent) as stage:
         stage.write(path.name, content)
         stage.publish()
 
 
 class Stage:
-    """Files of a directory that get their names together, when all of them are complete and on disk.
+    """Files of a directory that get their final names together, after all of them are complete and on disk.
 
         with Stage(directory) as stage:
             stage.open("a.npy").write(content)
             stage.write("a.json", record)
             stage.publish()
 
-    Each file has a temporary name until `publish`, which replaces files of the same names. The last file that was
-    opened gets its name when all others are on disk under theirs. So a reader that finds the last name finds all files,
-    also after a kill or a loss of power. Without `publish`, the end of the context removes all files. An OSError that
-    names no file is raised again with the name of the last one.
+    Each file has a temporary name until `publish`, which replaces files of the same names. The last opened file is
+    renamed after all others are on disk under their final names. So a reader that finds the last name finds all files,
+    even after a kill or a loss of power. Without `publish`, the end of the context removes all files. An OSError
+    without a file name is raised again with the name of the last file.
     """
 
     def __init__(self, directory: Path, apart: Path | None = None) -> None:
-        """apart: where a new directory holds the temporary files, if other processes may write the same names."""
+        """apart: parent of a new directory for the temporary files, if other processes may write the same names."""
         self.directory, self._files = directory, dict[str, IO[bytes]]()
         self._temporary = Path(tempfile.mkdtemp(prefix=".stage-", dir=apart)) if apart else directory
 
@@ -151,7 +151,7 @@ class Stage:
         return self
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a new file for writing and reading. It may be closed after `sync`."""
+        """Open a new file for writing and reading. Close it only after `sync`."""
         self._files[name] = open_plain(self._path(name), "w+b")
         return self._files[name]
 
@@ -160,7 +160,7 @@ class Stage:
         self.open(name).write(content)
 
     def publish(self) -> None:
-        """Sync the files and give them their names, in the order in which they were opened."""
+        """Sync the files and rename them to their final names, in the order of opening."""
         *names, last = self._files
         for file in self._files.values():
             if not file.closed:
@@ -177,7 +177,7 @@ class Stage:
     def discard(self, names: Iterable[str]) -> None:
         """Remove some of the files."""
         for name in [*names]:
-            with suppress(OSError):  # closing writes what is left, which a full disk refuses again
+            with suppress(OSError):  # closing writes buffered bytes, which fails again on a full disk
                 self._files.pop(name).close()
             self._path(name).unlink(missing_ok=True)
 

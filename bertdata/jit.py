@@ -28,15 +28,15 @@ try:
 except ImportError:
     FunctionCache = JITCodeLibrary = Compiler = Listener = CPUDispatcher = object
 IS_PLAIN = CPUDispatcher is object
-_COMMON = [Path(__file__).with_name(name) for name in ("bits.py", "jit.py", "keys.py")]  # that kernels import
+_COMMON = [Path(__file__).with_name(name) for name in ("bits.py", "jit.py", "keys.py")]  # modules that kernels import
 _OPTIONS = {"nopython": True, "nogil": True, "boundscheck": None, "no_cfunc_wrapper": True}
 
 
 class _Cache(FunctionCache):
-    """numba's cache on disk, which forgets a kernel when a file changes that it may import.
+    """numba's cache on disk, which drops a kernel when a file changes that the kernel may import.
 
-    And without what only compiling needs: the definitions of all functions that numba knows. Loading these takes 0.3 s,
-    a quarter of the start of a build. numba loads them itself before it compiles.
+    It also skips the definitions of all numba functions, which only compilation needs. Loading these takes 0.3 s, a
+    quarter of the start of a build. numba loads them itself before it compiles.
     """
 
     def __init__(self, function: Any) -> None:
@@ -45,25 +45,25 @@ class _Cache(FunctionCache):
         self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        # Imported here: a global rtsys cannot be pickled. The dill of Hugging Face datasets pickles all globals of a
-        # module of an editable install when a function names it.
+        # Imported here, because a global rtsys cannot be pickled. In an editable install, the dill of Hugging Face
+        # datasets pickles all globals of a module that a function uses.
         from numba.core.runtime import rtsys
 
-        rtsys.initialize(target_context)  # kernels make arrays
+        rtsys.initialize(target_context)  # for kernels that make arrays
         try:
             return self._load_overload(sig, target_context)
-        except (AttributeError, ImportError):  # numba reads the records' classes of another version before its stamp
+        except (AttributeError, ImportError):  # numba loads classes of a different version before its stamp
             with suppress(OSError):
                 self._cache_file.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(OSError):  # a full disk; then each process compiles for itself
+        with suppress(OSError):  # a full disk: then each process compiles for itself
             super().save_overload(sig, data)
 
 
 class _Part(CPUDispatcher):
-    """A function that only kernels call. numba would let Python call it, which ends the process."""
+    """A function that only kernels call. numba would allow calls from Python, which crash the process."""
 
     def __call__(self, *arguments: Any) -> Any:
         raise TypeError(f"{self.py_func.__name__} is a part of kernels, which Python cannot call")
@@ -87,21 +87,21 @@ class _Announcer(Listener):
 def jit(*, arrays: bool = False, **options: Any) -> Any:
     """Return a decorator: numba's njit without the GIL, cached on disk if a directory can be written.
 
-    arrays: the kernel makes arrays, so that numba has to count references. This makes slices slower.
+    arrays: whether the kernel makes arrays, so that numba must count references, which makes slices slower.
     """
     return partial(_compiled, CPUDispatcher, {"_nrt": arrays, **options})
 
 
 def part(**options: Any) -> Any:
-    """Return a decorator as `jit` does, for a function that only kernels call.
+    """Return a decorator like `jit`, for a function that only kernels call.
 
-    It has no entry for Python, so it takes less time to compile.
+    It has no entry point for Python, so it compiles faster.
     """
     return partial(_compiled, _Part, {"_nrt": False, "no_cpython_wrapper": True, **options})
 
 
 def inline() -> Any:
-    """Return a decorator as `jit` does, for a small function that numba copies to where a kernel calls it."""
+    """Return a decorator like `jit`, for a small function that numba inlines into the calling kernel."""
     return jit(inline="always")
 
 
@@ -118,7 +118,7 @@ def cpu_has(feature: str) -> bool:
 
 
 def announcing_compilation(say: Callable[[str], None]) -> AbstractContextManager[Any]:
-    """Call `say` with one line if a kernel is compiled within the context, and not loaded from the cache."""
+    """Call `say` with one line if a kernel is compiled, instead of loaded from the cache, within the context."""
     return nullcontext() if IS_PLAIN else install_listener("numba:compile", _Announcer(say))
 
 
@@ -131,16 +131,16 @@ def _compiled(dispatcher: Callable[..., Any], options: dict[str, Any], function:
     kernel = dispatcher(function, targetoptions=_OPTIONS | options)
     if dispatcher is _Part:
         return kernel
-    with suppress(RuntimeError):  # numba found no directory it may write its cache to
+    with suppress(RuntimeError):  # numba found no writable directory for its cache
         kernel._cache = _Cache(function)
     return kernel
 
 
 @cache
 def _stamp(file: str) -> list[tuple[str, int, int]]:
-    """Return name, time and size of the files whose change may change the kernels of a file.
+    """Return name, time and size of the files that may affect the kernels of a file.
 
-    They are the file itself, those in the same package of kernels, and _COMMON.
+    These are the file itself, the files in the same package of kernels, and _COMMON.
     """
     own = Path(file)
     package = sorted(own.parent.glob("*.py")) if own.parent.name == "kernels" else [own]

@@ -1,4 +1,4 @@
-"""What bertrain imports of bertdata in addition to its public names (docs/extending.md). It may change with bertrain.
+"""Names of bertdata for bertrain, in addition to the public ones (docs/extending.md). They may change with bertrain.
 
 The names below TYPE_CHECKING are looked up in their modules on first use, because help must not load numpy.
 """

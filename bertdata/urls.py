@@ -1,4 +1,4 @@
-"""What can be said of a URL without asking a server. Imports nothing that takes time."""
+"""Facts about URLs that need no request. Imports are fast."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def is_url(name: str) -> bool:
 
 
 def is_remote(name: str) -> bool:
-    """Return whether a name is a URL, and no file here has it."""
+    """Return whether a name is a URL and not the name of a local file."""
     return is_url(name) and not os.path.lexists(name)
 
 
 def is_url_of_any_kind(name: str) -> bool:
-    """Return whether a name is a URL, also of a kind that nothing here can read, and no file here has it."""
+    """Return whether a name is a URL, of any scheme, and not the name of a local file."""
     return _ANY_URL.match(name) is not None and not os.path.lexists(name)
 
 
@@ -49,7 +49,7 @@ def scheme_of(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL without what may be secret; any other name as it is."""
+    """Return a URL without parts that may be secret. Return any other name unchanged."""
     if not is_url(url) or scheme_of(url) == "hf":
         return url
     scheme, _, rest = url.partition("://")
@@ -60,11 +60,11 @@ def without_secrets(url: str) -> str:
 
 
 def require_valid_url(url: str) -> None:
-    """Raise UsageError for what no request can be made of."""
+    """Raise UsageError for a URL that no request can be made for."""
     try:
         parts = urllib.parse.urlsplit(url)
         host, _ = parts.hostname or "", parts.port
-    except ValueError:  # whose text has the login
+    except ValueError:  # the text of this error has the login
         sentence = "a URL has no valid server or port; give one such as s3://bucket/file.txt"
         raise UsageError(sentence, "bad-url") from None
     shown, scheme = without_secrets(url), scheme_of(url)
