@@ -1,8 +1,8 @@
 """Sampling indexes: memory-mapped arrays, computed once and cached on disk.
 
-The name of an index is a hash of everything that decides its contents, so two processes that make the same index write
-the same bytes. Its record is written last. An array that is newer than the record was changed or copied, and is
-compared with its SHA-256. The directory may be deleted at any time; missing indexes are computed again.
+The name of an index is a hash of everything that determines its contents, so two processes that make the same index
+write the same bytes. Its record is written last. An array that is newer than the record was changed or copied, and is
+checked against its SHA-256. You may delete the directory at any time; missing indexes are computed again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bertdata.format.arrays import ArrayWriter, array_file, array_path, digest, 
 from bertdata.format.records import FORMAT_VERSION, canonical, read_record, sealed_record
 from bertdata.read.stream import Samples
 
-INDEX_VERSION = 3  # raised when the contents of an index change
+INDEX_VERSION = 3  # increase it when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
-"""append(name, values) appends values to an array of the index."""
+"""append(name, values): append values to an array of the index."""
 
 
 def index_identity(samples: Samples) -> dict[str, Any]:
-    """Return the values that decide the contents of an index. A kind of samples may add others."""
+    """Return the values that determine the contents of an index. A kind of samples may add more."""
     return {
         "version": INDEX_VERSION,
         "dataset_id": samples.dataset.dataset_id,
@@ -39,15 +39,15 @@ def index_identity(samples: Samples) -> dict[str, Any]:
 def open_index(
     identity: dict[str, Any], dtypes: dict[str, str], make: Callable[[Append], dict[str, Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of an index by name, as read-only memory maps, and facts about them. Make it if needed.
+    """Return the arrays of an index by name, as read-only memory maps, and facts about them. Make the index if needed.
 
-    identity: all values that decide the contents, as JSON. dtypes: array → dtype. make: calls append with the values of
-    each array in order, and returns the facts. Raises BuildError if the index cannot be written.
+    identity: all values that determine the contents, as JSON. dtypes: array → dtype. make: calls `append` with the
+    values of each array in order, and returns the facts. Raises BuildError if the index cannot be written.
     """
     directory, name = cache_directory(), hashlib.sha256(canonical(identity)).hexdigest()[:32]
     try:
         return _read(directory, name, dtypes)
-    except (DatasetError, OSError):  # missing, damaged, or of another version
+    except (DatasetError, OSError):  # missing, damaged, or of a different version
         pass
     try:
         make_directory(directory)

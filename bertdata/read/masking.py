@@ -1,13 +1,13 @@
 """Mask rows of ids, and return the targets.
 
-A masked language model predicts about 15 % of the tokens from the others. Of the selected tokens, 80 % become [MASK],
-10 % become a random id, and 10 % keep their id, so that the model cannot trust any token (Devlin et al., 2019):
+A masked language model predicts about 15 % of the tokens from all other tokens. Of the selected tokens, 80 % become
+[MASK], 10 % become a random id, and 10 % keep their id, so that the model cannot trust any token (Devlin et al., 2019):
 
     the  cat   sat  on  the   mat   .          selected: cat, the, mat
     the [MASK] sat  on  the  [MASK] .          cat and mat were hidden, the second "the" was kept; all three are targets
 
-Special tokens, separators and [UNK] are never selected. They replace other tokens only with random_from="vocabulary".
-The mask of a row depends only on (seed, epoch, sample_id), not on rank, batch, worker or restart. docs/determinism.md
+Special tokens, separators and [UNK] are never selected. They are random ids only with random_from="vocabulary". The
+mask of a row depends only on (seed, epoch, sample_id), not on rank, batch, worker or restart. docs/determinism.md
 defines it.
 """
 
@@ -26,7 +26,7 @@ _NOWHERE = np.zeros((0, 0), np.uint8)
 
 
 class Masker:
-    """A masking policy for one vocabulary and one row length. Its tables take nine bytes an id.
+    """A masking policy for one vocabulary and one row length. Its tables need nine bytes per id.
 
     .num_slots: K, the largest number of targets of a row.
 
@@ -45,7 +45,7 @@ class Masker:
     ) -> None:
         """Prepare the tables.
 
-        continuing_ids bool [V]: ids that continue the word before them (words.py). None: each token is a word.
+        continuing_ids bool [V]: ids that continue the previous word (words.py). None: each token is a word.
         replacing_ids bool [V]: ids that random_from="tokens" allows; special ones are never allowed. None: all.
         """
         if special.mask is None:
@@ -98,9 +98,9 @@ class Masker:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None]:
         """Mask ids [B, T] in place. Return masked_positions and targets, int64 [B, K], and weights. Thread-safe.
 
-        Every id must be below the size of the vocabulary. text_places int64 [B]: the tokens between the first [CLS] and
-        the last [SEP]. epochs, sample_ids int64 [B]: of the rows. inside_word uint8 [B, T]: where stored words start,
-        as in stream.Rows. The weights, float32 [B], are None unless the policy is "uniform".
+        Every id must be below the size of the vocabulary. text_places int64 [B]: the number of tokens between the first
+        [CLS] and the last [SEP]. epochs, sample_ids int64 [B]: of each row. inside_word uint8 [B, T]: starts of stored
+        words, as in stream.Rows. The weights, float32 [B], are None unless the policy is "uniform".
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)

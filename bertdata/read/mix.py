@@ -6,8 +6,8 @@
     in a       0 1   2 3 4   5   6 |     7  8 ...
     in b           0       1   2   |  3       ...
 
-A formula gives how many samples of a source come before a block, and a key gives the order in a block. So there is no
-table and no state, and the shares do not drift. docs/determinism.md defines it.
+A formula computes how many samples of a source precede a block, and a key determines the order in a block. So there is
+no table and no state, and the shares do not drift. docs/determinism.md defines both.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bertdata.format.dataset import Dataset
 from bertdata.read.kernels import order as kernels
 
 Weight = int | float | str | Decimal | Fraction
-MAX_SUM = (1 << 31) - 1  # of the weights as whole numbers: kernels multiply two of them
+MAX_SUM = (1 << 31) - 1  # limit of the weights as whole numbers, because kernels multiply two of them
 
 
 class Places(NamedTuple):
     """The sources of the positions of a batch."""
 
-    sources: NDArray[np.int64] | None  # [B]: number of the source; None: there is only one
-    positions: NDArray[np.int64]  # [B], in the stream of the source
-    which: NDArray[np.int64]  # [B]: numbers of the rows of source 0, ascending, then of source 1, and so on
-    bounds: NDArray[np.int64]  # [S + 1]: where the rows of each source start in `which`
+    sources: NDArray[np.int64] | None  # [B]: index of the source; None for a single source
+    positions: NDArray[np.int64]  # [B]: position in the stream of the source
+    which: NDArray[np.int64]  # [B]: indices of the rows of source 0, ascending, then of source 1, and so on
+    bounds: NDArray[np.int64]  # [S + 1]: start of the rows of each source in `which`
 
     def rows(self) -> list[NDArray[np.int64]]:
-        """Return the numbers of the rows of each source, int64 [n]."""
+        """Return the indices of the rows of each source, int64 [n]."""
         if self.sources is None:
             return [self.which]
         return [self.which[first:stop] for first, stop in pairwise(self.bounds.tolist())]
@@ -49,7 +49,7 @@ class Places(NamedTuple):
 class Mix:
     """The order of two or more sources. weights: from `whole`.
 
-    starts: how many samples of each source were read before; empty for none.
+    starts: the number of samples of each source that were read before; empty for none.
     """
 
     def __init__(self, weights: tuple[int, ...], *, seed: int, starts: tuple[int, ...] = ()) -> None:
@@ -66,7 +66,7 @@ class Mix:
         return places
 
     def counts(self, position: int) -> list[int]:
-        """Return how many samples of each source come before a position, with those before the mix."""
+        """Return the number of samples of each source before a position, including samples from before the mix."""
         block = position // kernels.MIX_BLOCK
         counts = np.empty_like(self.weights)
         kernels.counts_before(self.weights, block, counts)
@@ -89,7 +89,7 @@ def _every_row(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def ratio(weights: Sequence[Weight]) -> tuple[int, ...]:
     """Return weights as the smallest whole numbers in the same ratio: 0.7 and 0.3 → 7 and 3.
 
-    A float is the decimal that Python prints for it. Raises UsageError unless all are numbers above 0.
+    A float counts as the decimal that Python prints for it. Raises UsageError unless all weights are numbers above 0.
     """
     exact = []
     for weight in weights:

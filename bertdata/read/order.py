@@ -1,6 +1,6 @@
 """Stream position → sample, and the stream positions of each rank.
 
-Both are computed, without a table or a shuffle buffer. So every rank computes the same order, and the cost does not
+Both are computed without a table or a shuffle buffer. So every rank computes the same order, and the cost does not
 depend on the number of samples.
 
 An order in blocks reads a dataset larger than memory in few large pieces. A **block** is a range of samples. The blocks
@@ -34,8 +34,8 @@ def sample_ids(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the epochs and the sample ids of positions, int64 [B] each. Each epoch is a keyed permutation.
 
-    num_samples: the samples of an epoch; in a mix int64 [S], of each source. block: samples of a block, at most 2**40;
-    None: no blocks. which, bounds: as in mix.Places; None: there is one source. About 45 ns a sample without blocks,
+    num_samples: the samples of an epoch; in a mix int64 [S], for each source. block: samples of a block, at most 2**40;
+    None: no blocks. which, bounds: as in mix.Places; None for a single source. About 45 ns per sample without blocks,
     twice that with blocks.
 
     The permutation is an 8-round Feistel network on the smallest power of two (Luby and Rackoff, 1988), repeated until
@@ -53,7 +53,7 @@ def sample_ids(
 
 
 def group_of(position: int, *, num_samples: int, block: int) -> tuple[int, int]:
-    """Return the epoch of a position, and the number of its group of blocks in the epoch."""
+    """Return the epoch of a position, and the index of its group of blocks in the epoch."""
     epoch, x = divmod(position, num_samples)
     block = min(block, num_samples)
     num_groups = max(1, num_samples // block // kernels.GROUP_BLOCKS)

@@ -18,18 +18,18 @@ _FACTS_SAMPLES = 4096
 class Pairs(Samples):
     """Samples that are pairs of segments A and B, each of consecutive sentences.
 
-    Sentences are taken until they have enough tokens for a row. A random number of them, at least one, is A. With a
-    probability of one half B is the others; else B is from a different document, and the next pair starts where A ends:
+    Sentences are added until they have enough tokens for a row. A random number of them, at least one, is A. With
+    probability 1/2 the rest is B; else B is from a different document, and the next pair starts where A ends:
 
         document     s0 s1 s2 s3 s4 s5          s0 to s3 have enough tokens; A is s0 s1
         B follows    [CLS] s0 s1 [SEP] s2 s3 [SEP]              label 0; the next pair starts at s4
         B random     [CLS] s0 s1 [SEP] other document [SEP]     label 1; the next pair starts at s2
 
-    The seed decides where pairs are cut. The seed and the epoch decide the document of a random B, and which tokens are
-    cut off if A and B are too long together. A share `short_seq_prob` of the documents is cut for shorter rows.
+    The seed determines where pairs are cut. The seed and the epoch determine the document of a random B, and the tokens
+    to cut off if A and B together are too long. A share `short_seq_prob` of the documents is cut to shorter rows.
     docs/determinism.md has the algorithm.
 
-    The first loader of this kind makes an index, of 48 bytes a pair and 8 bytes a sentence, in O(sentences) and
+    The first Loader of pairs makes an index of 48 bytes per pair and 8 bytes per sentence, in O(sentences) time and
     constant memory.
 
     Raises UsageError for a dataset without sentences, for a split of one document and for rows of less than 5 tokens;
@@ -71,17 +71,17 @@ class Pairs(Samples):
         }
 
     def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
-        self._cropped = np.empty_like(wanted.sample_ids)  # tokens that are cut off from each row
+        self._cropped = np.empty_like(wanted.sample_ids)  # number of tokens cut off from each row
         own, seed = kernels.PairColumns(**columns, cropped=self._cropped), np.uint64(self.seed)
         return int(kernels.pair_rows(*wanted, seed, self._index, self.table, frames, tuple(own), num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Leave out random segments."""
+        """Does not include random segments."""
         pairs = self._index[0][first:stop]
         return [(int(pairs["a_start"].min()), int(max(pairs["a_stop"].max(), pairs["b_stop"].max())))]
 
     def _write_index(self, append: Append) -> dict[str, Any]:
-        """Cut the documents of the split into pairs, some documents at a time."""
+        """Cut the documents of the split into pairs, some documents at a time, and write the index."""
         rules = kernels.PairRules(self.length - 3, np.uint64(round(self.short_seq_prob * 2**32)), np.uint64(self.seed))
         num_documents = num_sentences = num_pairs = num_random = 0
         for number, documents in self.documents():

@@ -14,9 +14,9 @@ from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.kernels import pieces as kernels
 from bertdata.read.stream import Columns, Samples, Wanted, require_sound
 
-PACKED_TOGETHER = 1 << 19  # tokens: only pieces that start in the same range of this size may share a row
+PACKED_TOGETHER = 1 << 19  # tokens: only pieces that start in the same range of this many tokens may share a row
 _NOT_WANTED = np.empty((0, 0), np.int64)
-MAX_LENGTH = 1 << 16  # tokens of a row: an index has 16 bits for the length of a piece
+MAX_LENGTH = 1 << 16  # most tokens of a row: an index has 16 bits for the length of a piece
 
 
 class Pieces(Samples):
@@ -35,8 +35,8 @@ class Pieces(Samples):
         sample 1    5 5 5 5 5 4 4 4 4 .
         sample 2    3 3 3 . . . . . . .
 
-    Every epoch has the same rows. The first loader of a kind makes an index, of 8 bytes a piece, and with `packed` 8
-    bytes a row, in O(pieces) and constant memory.
+    Every epoch has the same rows. The first Loader of a kind makes an index of 8 bytes per piece, and with `packed` 8
+    bytes per row, in O(pieces) time and constant memory.
 
     Raises UsageError for rows of more than 65,536 tokens, and DatasetError if the offsets of documents are damaged.
     """
@@ -52,7 +52,7 @@ class Pieces(Samples):
         arrays, self._facts = open_index(index_identity(self) | more, dtypes, make)
         self._pieces, self._bounds = arrays["pieces"], arrays.get("rows", np.zeros(0, np.uint64))
         self.num_samples = self._bounds.size - 1 if self._packed else self._pieces.size
-        if self.num_samples < 1:  # all documents are the separator alone
+        if self.num_samples < 1:  # all documents consist only of the separator
             raise damaged(self.dataset.path)
         self.spans_per_row = int(self._facts.pop("max_pieces", 1))  # of a row
 
@@ -118,7 +118,7 @@ class Pieces(Samples):
 def pieces_of(sizes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Cut documents into pieces of at most `most` tokens. sizes: tokens of the documents.
 
-    Return for each piece the number of its document, the tokens of the document before it, and its tokens: int64
+    Return for each piece the index of its document, its offset in the document, and its number of tokens: int64
     [num_pieces] each.
     """
     counts = -(-sizes // most)
@@ -128,14 +128,14 @@ def pieces_of(sizes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], N
 
 
 def borders(starts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the first piece of each area but the first. starts: where each piece starts in the stream."""
+    """Return the first piece of each area, except the first area. starts: the start of each piece in the stream."""
     return np.flatnonzero(np.diff(starts // starts.dtype.type(PACKED_TOGETHER))) + 1
 
 
 def packed(sizes: NDArray[np.int64], length: int) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Pack the pieces of an area into rows. sizes: their tokens, [CLS] and [SEP] included.
+    """Pack the pieces of an area into rows. sizes: their tokens, including [CLS] and [SEP].
 
-    Return the number of rows, the order in which the pieces were added, and the row of each piece.
+    Return the number of rows, the order of adding the pieces, and the row of each piece.
     """
     order, row_of = np.argsort(-sizes, kind="stable"), np.empty(sizes.size, np.int64)
     return kernels.pack(sizes, order, length, row_of), order, row_of

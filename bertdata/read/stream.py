@@ -18,46 +18,46 @@ from bertdata.read import order
 from bertdata.read.kernels import rows as kernels
 from bertdata.read.kernels.masks import NOT_STORED
 
-MAX_LENGTH = 1 << 20  # tables of masks for longer rows would take more than a second
+MAX_LENGTH = 1 << 20  # for longer rows, computing the tables of masks would take more than a second
 _DOCUMENTS_AT_ONCE = 1 << 16
 Columns = dict[str, NDArray[np.int64]]
-"""The members of Batch of one kind of samples only, by name."""
+"""Members of Batch that only one kind of samples has, by name."""
 
 
 class Rows(NamedTuple):
     """A batch before it is masked."""
 
-    members: dict[str, Any]  # of Batch, except those of masks
+    members: dict[str, Any]  # members of Batch, except masks
     text_places: NDArray[np.int64]  # [B]: tokens between the first [CLS] and the last [SEP]
     epochs: NDArray[np.int64]  # [B]
-    spans: NDArray[Any]  # kernels.SPAN [n]: the tokens of the stream in the rows
+    spans: NDArray[Any]  # kernels.SPAN [n]: the parts of the stream in the rows
     inside_word: NDArray[np.uint8] | None
-    """[B, T]: 0 where a token starts a word, 1 where it continues one, 2 where this is not stored; None: not stored for
-    any row, or not needed."""
+    """[B, T]: 0 if a token starts a word, 1 if it continues one, 2 if this is not stored; None: not stored for any row,
+    or not needed."""
 
 
 class Wanted(NamedTuple):
     """Samples of one dataset, and the rows of a batch that they fill."""
 
-    which: NDArray[np.int64]  # [n]: numbers of the rows
-    epochs: NDArray[np.int64]  # [B], of all rows of the batch
+    which: NDArray[np.int64]  # [n]: indices of the rows
+    epochs: NDArray[np.int64]  # [B]: for all rows of the batch
     sample_ids: NDArray[np.int64]  # [B]
 
 
 class Samples:
-    """The samples of a split, of one of four kinds. The tokens of its shards in order are one stream.
+    """The samples of a split, of one of four kinds. The tokens of its shards, in order, form one stream.
 
-    windows    The stream, separators included, cut every T - 2 tokens, in each epoch from a different token on. No
+    windows    The stream, including separators, cut every T - 2 tokens, in each epoch from a different token on. No
                token is lost, and at most one row of an epoch is padded.
     documents  A document, or a piece of T - 2 tokens of a document.
     packed     Several of these pieces in a row, each between its own [CLS] and [SEP], packed by best fit.
     pairs      Two segments of sentences, in half of the rows from two documents.
 
     The last three use an index of documents, which is made once (index.py). All processes that read a dataset share its
-    pages.
+    memory.
 
     .num_samples: N, the samples of an epoch. .spans_per_row: the largest number of spans of a row. .starts int64
-    [num_shards + 1]: where each shard starts in the stream, and the length of the stream. .word_addresses int64
+    [num_shards + 1]: the start of each shard in the stream, and the length of the stream. .word_addresses int64
     [num_shards]: memory address of the words array of each shard; None: not stored or not needed.
 
     Raises UsageError if the dataset has no such split, if rows of this length have no room for text, or if the
@@ -96,7 +96,7 @@ class Samples:
             raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
         self.dataset, self.kind, self.split, self.length, self.seed = dataset, kind, split, length, seed
         self.short_seq_prob, self._block, self._variants = short_seq_prob, block, variants
-        self._group = self._requested = (-1, 0)  # groups of blocks: the current one, the last one that was read ahead
+        self._group = self._requested = (-1, 0)  # groups of blocks: the current one, and the last one read ahead
         self.shards, self.starts = dataset.splits[split], dataset.splits[split].first_tokens
         self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # gives kernels the dtype of tokens
         self.pad = special.pad or 0  # 0 without a padding token: the attention mask hides it
@@ -137,7 +137,7 @@ class Samples:
         raise NotImplementedError
 
     def _open(self, numbers: Iterable[int]) -> None:
-        """Open the shards that are not open."""
+        """Open the shards that are still closed."""
         for number in numbers:
             if number in self._tokens:
                 continue
@@ -151,7 +151,7 @@ class Samples:
             self._tokens[number] = tokens
 
     def open_shards_of(self, spans: NDArray[Any]) -> None:
-        """Open the shards of spans. Addresses in shards that were not open are relative to 0; correct them."""
+        """Open the shards of spans, and correct addresses in shards that were closed: these are relative to 0."""
         if len(self._tokens) == len(self.shards):
             return
         numbers = np.searchsorted(self.starts, spans["start"], side="right") - 1
@@ -160,9 +160,9 @@ class Samples:
         spans["address"][is_new] += self._addresses[numbers[is_new]]
 
     def documents(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """Yield the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
+        """Yield (index of a shard, offsets of some of its documents), in order; 8 bytes per document.
 
-        An index made from them is used for every copy of the dataset. So this raises DatasetError if the dataset_id
+        Every copy of the dataset uses the index that is made from them. So this raises DatasetError if the dataset_id
         does not match the arrays, or if the offsets of documents or sentences do not match the manifest.
         """
         manifest = self.dataset.manifest
@@ -200,7 +200,7 @@ class Samples:
     def _request(self, ranges: list[tuple[int, int]]) -> None:
         """Request ranges of the stream from the disk, without waiting."""
         for start, stop in ranges:
-            # A damaged index may point out of the stream; reading its rows raises the error.
+            # A damaged index may point outside the stream; reading its rows raises the error.
             start, stop = max(0, start), min(stop, int(self.starts[-1]))
             while start < stop:
                 shard = int(np.searchsorted(self.starts, start, side="right")) - 1
@@ -238,7 +238,7 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] 
     largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)
     if largest >= first.dataset.special_tokens.vocab_size:
         raise damaged(next(samples.dataset.path for samples, wanted in parts if largest in ids[wanted.which]))
-    _, epochs, sample_ids = parts[0][1]  # the last two are the same in all parts
+    _, epochs, sample_ids = parts[0][1]  # the last two are the same for all parts
     members = {"input_ids": ids, "sample_ids": sample_ids, "sources": sources, **columns}
     if padding:
         members["attention_mask"] = attention_mask = np.empty_like(ids)

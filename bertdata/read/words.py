@@ -1,4 +1,4 @@
-"""Tables of a tokenizer for masking: which tokens continue a word, and which ids may replace others."""
+"""Tables of a tokenizer for masking: tokens that continue a word, and ids that may be random ids."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _UNUSED = re.compile(r"[\[<]unused[ _-]?\d+[\]>]", re.IGNORECASE)
 
 
 def continuing(content: Mapping[str, Any], vocab_size: int, *, rule: int) -> NDArray[np.bool_]:
-    """Return for each id, bool [vocab_size], whether its token, by its spelling, continues the word before it.
+    """Return for each id, bool [vocab_size], whether its token, by its spelling, continues the previous word.
 
-    An id that is not in the model of the tokenizer, such as an added token, does not. rule: 1 or 2; docs/determinism.md
-    ("Words") defines both. content: the JSON of a valid tokenizer; for others the type of the error is not defined.
+    False for an id outside the tokenizer's model, such as an added token. rule: 1 or 2; docs/determinism.md ("Words")
+    defines both. content: the JSON of a valid tokenizer; for invalid JSON the type of the error is undefined.
     """
     continues = np.zeros(vocab_size, np.bool_)
     model = content["model"]
     vocabulary = _ids(model)
     prefix = model.get("continuing_subword_prefix")
-    least = 1 if rule == 1 else 2  # the least length of a token that counts for a mark
+    least = 1 if rule == 1 else 2  # minimum length of a token that counts as marked
     has_marks = any(len(token) >= least and token.startswith(BEGINS) for token in vocabulary)
     if rule == 2 and model.get("end_of_word_suffix"):
         has_marks = False
@@ -52,7 +52,7 @@ def continuing(content: Mapping[str, Any], vocab_size: int, *, rule: int) -> NDA
 
 
 def replacing(content: Mapping[str, Any], vocab_size: int) -> NDArray[np.bool_]:
-    """Return for each id, bool [vocab_size], whether it has a token that is not an unused one, such as [unused7]."""
+    """Return for each id, bool [vocab_size], whether it has a token, except unused ones such as [unused7]."""
     named = np.zeros(vocab_size, np.bool_)
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
     for token, token_id in (_ids(content["model"]) | added).items():
@@ -61,7 +61,7 @@ def replacing(content: Mapping[str, Any], vocab_size: int) -> NDArray[np.bool_]:
 
 
 _tables: dict[tuple[Any, ...], dict[str, NDArray[np.bool_]]] = {}
-"""A cache: a large tokenizer.json takes a second to parse."""
+"""A cache, because parsing a large tokenizer.json takes a second."""
 
 
 def tables(dataset: Dataset, masking: Masking) -> dict[str, NDArray[np.bool_]]:
@@ -97,7 +97,7 @@ def _ids(model: Any) -> dict[str, int]:
 
 
 def _utf8(content: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Return a function: a token → its text in UTF-8, which may be a part of a character."""
+    """Return a function: token → its text in UTF-8, which may be a part of a character."""
     if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
         from bertdata.tokenize.models import BYTE_LETTERS
 
@@ -107,7 +107,7 @@ def _utf8(content: Mapping[str, Any]) -> Callable[[str], bytes]:
 
 
 def _is_unspaced(text: bytes) -> bool:
-    """Return whether the first character of a text is in UNSPACED, also if later bytes complete it."""
+    """Return whether the first character of a text is in UNSPACED, even if the character is incomplete."""
     if text[:1] < b"\xe0":  # the usual case
         return False
     codes = [ord((text[:4] + 4 * byte).decode(errors="replace")[0]) for byte in (b"\x80", b"\xbf")]

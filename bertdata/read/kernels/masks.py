@@ -14,35 +14,35 @@ from bertdata.read.kernels.draws import LOW32, U0, U32, absorb, below32, draw, k
 from bertdata.types import IGNORE_INDEX
 
 MASK = np.uint64(keys.purpose("mask"))
-EXACT, BERNOULLI, WHOLE_WORD, SPANS, UNIFORM = range(5)  # as choices.MASKING_POLICIES lists them
-MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it continues a word
-INSIDE, NOT_STORED = np.uint8(1), np.uint8(2)  # values of inside_word: the token continues a word; nothing is stored
-MOST_IN_WORD = 16  # tokens, by rule 2
+EXACT, BERNOULLI, WHOLE_WORD, SPANS, UNIFORM = range(5)  # in the order of choices.MASKING_POLICIES
+MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits for an id: it may be selected; it continues a word
+INSIDE, NOT_STORED = np.uint8(1), np.uint8(2)  # values of inside_word: the token continues a word; not stored
+MOST_IN_WORD = 16  # tokens; used by rule 2
 SELECT, AMOUNT = np.uint64(1 << 32), np.uint64(1 << 33)
-"""Draws from index 2**32 on select places, except with BERNOULLI.
+"""Draws from index 2**32 on select token positions, except with BERNOULLI.
 
-Draw AMOUNT decides how many places UNIFORM selects, and with WHOLE_WORD where the part of a long word starts.
+Draw AMOUNT determines how many positions UNIFORM selects, and the start of the part of a long word (WHOLE_WORD).
 
-Draw t: its low half decides what replaces place t; its high half selects it (BERNOULLI) or its random id (SPANS).
+Draw t: its low half determines the replacement at t; its high half selects t (BERNOULLI) or a random id (SPANS).
 """
 
 
 class MaskRules(NamedTuple):
-    """A masking policy for one vocabulary and row length. Each Loader has one. A place is a token position of a row."""
+    """A masking policy for one vocabulary and row length. Each Loader has one. A place is a token position in a row."""
 
     policy: int  # EXACT, BERNOULLI, WHOLE_WORD, SPANS or UNIFORM
     seed: np.uint64
     quota: NDArray[np.int64]  # [T + 1]: places to select, by the number of filled places of the row
     select_below: np.uint64  # BERNOULLI: a place is selected if the high 32 bits of its draw are below this
-    lengths_below: NDArray[np.uint64]  # SPANS, [9]: one word more for each bound <= the high 32 bits of a draw
+    lengths_below: NDArray[np.uint64]  # SPANS, [9]: one more word for each bound <= the high 32 bits of a draw
     kinds: NDArray[np.uint8]  # [V]: MASKABLE and CONTINUES of each id
     is_rule_1: bool
     mask_id: int
     mask_below: np.uint64  # a selected place becomes [MASK] if the low 32 bits of its draw are below this
-    random_below: np.uint64  # otherwise a random id if they are below this, otherwise its own id
-    pool: NDArray[np.int64]  # the ids that replace others at random
+    random_below: np.uint64  # otherwise a random id if they are below this, else it keeps its id
+    pool: NDArray[np.int64]  # ids to choose random ids from
     first_special: np.uint64  # the least id that is not MASKABLE
-    special_range: np.uint64  # the largest such id minus the least
+    special_range: np.uint64  # the largest id that is not MASKABLE, minus the least
 
 
 class MaskRows(NamedTuple):
@@ -52,7 +52,7 @@ class MaskRows(NamedTuple):
     text_places: NDArray[np.int64]  # [B], as in Frames
     epochs: NDArray[np.int64]  # [B]
     sample_ids: NDArray[np.int64]  # [B]
-    inside_word: NDArray[np.uint8]  # [B, T]: 0 where a word starts, INSIDE or NOT_STORED; [0, 0]: nothing is stored
+    inside_word: NDArray[np.uint8]  # [B, T]: 0 at the start of a word, INSIDE or NOT_STORED; [0, 0]: not stored
     masked_positions: NDArray[np.int64]  # [B, K]
     targets: NDArray[np.int64]  # [B, K]
     weights: NDArray[np.float32]  # [B] with UNIFORM, else [0]
@@ -61,10 +61,10 @@ class MaskRows(NamedTuple):
 class Scratch(NamedTuple):
     """Scratch arrays of T + 8 elements, unless a shape is given."""
 
-    selected: NDArray[np.uint8]  # 1 at selected places; all 0 before and after each row
+    selected: NDArray[np.uint8]  # 1 at selected places; all 0 before and after the work on a row
     places: NDArray[np.int64]  # the selected places, ascending
     draws: NDArray[np.uint64]
-    starts: NDArray[np.int64]  # of words; with EXACT and UNIFORM, the candidates from index 1 on
+    starts: NDArray[np.int64]  # starts of words; with EXACT and UNIFORM, the candidates from index 1 on
     stops: NDArray[np.int64]  # of words
     random_places: NDArray[np.int64]  # [B * K + 1]: flat indexes of the tokens that get a random id
     random_draws: NDArray[np.uint64]  # [B * K + 1]
@@ -72,9 +72,9 @@ class Scratch(NamedTuple):
 
 @part()
 def _candidates(row, n, rules, starts):
-    """Return the number of maskable places of a row, and write them to starts[1:] unless all n - 2 places are."""
+    """Count the maskable places of a row, and write the places to starts[1:], unless all n - 2 places are maskable."""
     num_special = 0
-    for t in range(1, n - 1):  # compiled to vector instructions, in contrast to a table of ids
+    for t in range(1, n - 1):  # compiled to vector instructions, unlike a table look-up
         num_special += uint64(row[t]) - rules.first_special <= rules.special_range
     if num_special == 0:
         return n - 2
@@ -87,7 +87,7 @@ def _candidates(row, n, rules, starts):
 
 @inline()
 def _vectors(count):
-    """Return count rounded up to a multiple of 8, so that a vectorized loop has no slow remainder."""
+    """Round up to a multiple of 8, so that a vectorized loop has no slow remainder."""
     return (count + 7) & ~7
 
 
@@ -106,7 +106,7 @@ def _select_exact(key, num_candidates, quota, selected, draws):
 
 @part()
 def _find_words(rows, b, n, kinds, is_rule_1, starts, stops):
-    """Write where the words of a row start and stop. Return the number of words, and of maskable places."""
+    """Write the starts and stops of the words of a row. Return the numbers of words and of maskable places."""
     num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
     for t in range(1, n - 1):
         kind = kinds[uint64(rows.ids[b, t])]
@@ -148,7 +148,7 @@ def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
     """Select each word, in random order, that still fits into the quota of places.
 
     If more than half of the quota is left, rule 2 selects a part of the first word that did not fit: consecutive places
-    from a random one on, cyclically.
+    of the word, cyclically, from a random place on.
     """
     left, passed_over = quota, -1
     for j in range(num_words):
@@ -196,7 +196,7 @@ def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected)
 
 @part()
 def _select(rules, rows, b, key, scratch):
-    """Select places of row b. Return how many."""
+    """Select places of row b. Return their number."""
     row, n = rows.ids[b], rows.text_places[b] + 2
     policy, quota = rules.policy, rules.quota[n]
     selected, places, starts, stops = scratch.selected, scratch.places, scratch.starts, scratch.stops
@@ -222,7 +222,7 @@ def _select(rules, rows, b, key, scratch):
         else:
             _select_spans(key, num_words, quota, rules.lengths_below, starts, stops, selected)
     count = 0
-    for t in range(1, n - 1):  # without a branch, which could not be predicted
+    for t in range(1, n - 1):  # without an unpredictable branch
         places[count] = t
         count += np.int64(selected[t])
     selected[:n] = 0
@@ -239,7 +239,7 @@ def _select(rules, rows, b, key, scratch):
 
 @part()
 def _mask_row(rules, rows, b, num_random, scratch):
-    """Mask row b. Append the places that get a random id to the first `num_random`, and return their new number."""
+    """Mask row b. Append the places for random ids to the first `num_random` ones, and return their new number."""
     row, places, draws = rows.ids[b], scratch.places, scratch.draws
     masked_positions, targets = rows.masked_positions[b], rows.targets[b]
     key = absorb(key3(rules.seed, MASK, uint64(rows.epochs[b])), uint64(rows.sample_ids[b]))

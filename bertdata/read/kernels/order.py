@@ -9,11 +9,11 @@ from bertdata import keys
 from bertdata.jit import jit, part
 from bertdata.read.kernels.draws import U0, U1, U2, U32, U63, absorb, below32, draw, key3
 
-# The purposes of keys. "window" is that of groups of blocks: it must not change.
+# The purposes of keys. "window" is used for groups of blocks: it must not change.
 ORDER, BLOCKS, GROUP, MIX = (np.uint64(keys.purpose(name)) for name in ("order", "blocks", "window", "mix"))
 ROUNDS = 8
-GROUP_BLOCKS = 64  # blocks of a group; the last group of an epoch may have up to 127 and a part
-MIX_BLOCK = 100  # positions of a mix in which each source has its share
+GROUP_BLOCKS = 64  # blocks of a group; the last group of an epoch may have up to 127 blocks and a partial one
+MIX_BLOCK = 100  # positions of a mix in a block, in which each source has its share
 
 
 @jit()
@@ -67,7 +67,7 @@ def permute(positions, num_samples, which, bounds, seed, epochs, sample_ids):
     """Write the epoch and the sample id of each stream position, int64 [B] each. 15 ns a sample.
 
     num_samples int64 [S]: the samples of an epoch of each source. which int64 [B], bounds int64 [S + 1]: positions
-    which[bounds[s]] to which[bounds[s + 1] - 1] are of source s.
+    which[bounds[s]] to which[bounds[s + 1] - 1] belong to source s.
     """
     numbers = np.empty(which.size, np.uint64)
     for s in range(num_samples.size):
@@ -89,9 +89,9 @@ def permute(positions, num_samples, which, bounds, seed, epochs, sample_ids):
 
 @jit()
 def permute_blocks(positions, num_samples, which, bounds, most, seed, epochs, sample_ids):
-    """As `permute`, for an order in blocks of `most` samples, or of all samples if a source has less; twice the cost.
+    """Like `permute`, for an order in blocks of at most `most` samples, at twice the cost.
 
-    Whole blocks are permuted. Each GROUP_BLOCKS consecutive blocks of this order are a group, with permuted samples.
+    Permutes whole blocks. Each GROUP_BLOCKS consecutive blocks of this order form a group, with permuted samples.
     """
     for s in range(num_samples.size):
         total, block = num_samples[s], min(most, num_samples[s])
@@ -123,7 +123,7 @@ def permute_blocks(positions, num_samples, which, bounds, most, seed, epochs, sa
 
 @jit()
 def counts_before(weights, block, counts):
-    """Write how many samples of each source come before a block of a mix. weights, counts int64 [S].
+    """Write the number of samples of each source before a block of a mix. weights, counts int64 [S].
 
     The sum of the weights is below 2**31, so nothing overflows.
     """
@@ -139,11 +139,11 @@ def counts_before(weights, block, counts):
 def mix_sources(positions, weights, seed, sources, inner, which, bounds):
     """Write the source of each position of a mix, and the position in the stream of the source.
 
-    positions, sources, inner int64 [B]. which int64 [B]: output, the rows of source 0, then those of source 1, and so
-    on; those of source s start at bounds[s], int64 [S + 1]. 10 ns a position, if positions are consecutive.
+    positions, sources, inner int64 [B]. which int64 [B]: output, the rows of source 0, then of source 1, and so on; the
+    rows of source s start at bounds[s], int64 [S + 1]. 10 ns per position, if positions are consecutive.
     """
     before, after = np.empty_like(weights), np.empty_like(weights)
-    # Zeros: counts of invalid positions may overflow, and entries are used as indexes.
+    # Zeros, because counts of invalid positions may overflow, and elements are used as indexes.
     source_at, number_at = np.zeros(MIX_BLOCK, np.int64), np.empty(MIX_BLOCK, np.int64)
     block_start = np.int64(-(1 << 62))
     bounds[:] = 0

@@ -19,25 +19,25 @@ PAIRS = np.uint64(keys.purpose("pairs"))
 
 PAIR = np.dtype(
     [
-        ("a_start", np.int64),  # where segment A starts in the stream
-        ("a_stop", np.int64),  # where A stops; a B that is not random starts here
-        ("b_stop", np.int64),  # where B stops; 0 if B is random
-        ("b_wanted", np.int64),  # tokens that a random B should have; 0 if B is not random
-        ("first_sentence", np.int64),  # number of the first sentence of A's document in the split
-        ("num_sentences", np.int64),  # sentences of A's document
+        ("a_start", np.int64),  # start of segment A in the stream
+        ("a_stop", np.int64),  # end of A; a B that is not random starts here
+        ("b_stop", np.int64),  # end of B; 0 if B is random
+        ("b_wanted", np.int64),  # target length of a random B in tokens; 0 if B is not random
+        ("first_sentence", np.int64),  # index in the split of the first sentence of A's document
+        ("num_sentences", np.int64),  # number of sentences of A's document
     ]
 )
-"""A sample of `pairs` in an index. The epoch decides the document of a random B."""
+"""A sample of `pairs` in an index. The epoch determines the document of a random B."""
 
 
 class DocumentRange(NamedTuple):
-    """Consecutive documents of one shard, and the numbers of what comes before them."""
+    """Consecutive documents of one shard, and the numbers of documents, sentences and tokens before them."""
 
     documents: NDArray[np.uint64]  # [D + 1]: offsets of the shard
     sentences: NDArray[np.uint64]  # [S + 1]: offsets of the shard, from documents[0] to documents[-1]
-    first_document: int  # documents before these, in the split
-    first_sentence: int  # sentences before these, in the split
-    shard_start: int  # tokens before the shard
+    first_document: int  # number of documents before these, in the split
+    first_sentence: int  # number of sentences before these, in the split
+    shard_start: int  # number of tokens before the shard
     separator: int  # as in TokenTable
 
 
@@ -53,15 +53,15 @@ class PairIndex(NamedTuple):
     """The output of `segment` for a split."""
 
     pairs: NDArray[Any]  # PAIR [N], the samples
-    sentences: NDArray[np.uint64]  # [Q + 1]: see `pack_sentence`; the last is the end of the stream, as a document
+    sentences: NDArray[np.uint64]  # [Q + 1]: see `pack_sentence`; the last one is the end of the stream, as a document
 
 
 class PairColumns(NamedTuple):
-    """The arrays of a batch of pairs, in addition to those of all kinds. int64."""
+    """The arrays of a batch that only pairs have. int64."""
 
     token_type_ids: NDArray[np.int64]  # [B, T]: 1 for B and the [SEP] after it
-    next_sentence_label: NDArray[np.int64]  # [B]: 1 where B is random
-    cropped: NDArray[np.int64]  # [B]: the number of tokens that were cut off
+    next_sentence_label: NDArray[np.int64]  # [B]: 1 if B is random
+    cropped: NDArray[np.int64]  # [B]: number of tokens cut off
 
 
 def pack_sentence(start, begins_document):
@@ -104,7 +104,7 @@ def segment(part, rules, pairs, sentences):
         if draw(key, U0) >> U32 < rules.short_below:
             target = 2 + np.int64(below(draw(key, U1), uint64(rules.max_tokens - 1)))
         drawn = U2
-        i = first = document_first  # sentences first to i are taken
+        i = first = document_first  # sentences first to i are used
         num_tokens = np.int64(0)
         while i < s:
             num_tokens += np.int64(part.sentences[i + 1] - part.sentences[i])
@@ -144,7 +144,7 @@ def segment(part, rules, pairs, sentences):
 
 @part()
 def _cut_front(key, segment, excess):
-    """Return how many of the `excess` tokens that a segment (1: A, 2: B) loses are at its front."""
+    """Return how many of the `excess` tokens to cut from a segment (1: A, 2: B) are at its front."""
     front = 0
     for word in range((excess + 63) >> 6):
         bits = draw(key, (segment << U32) + uint64(word))
@@ -188,7 +188,7 @@ def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns, nu
             return -1
         a_length, b_length = a_stop - a_start, b_stop - b_start
         excess = cropped[b] = max(0, a_length + b_length - max_tokens)
-        if excess:  # tokens are cut one by one from the longer segment, from B if they are equal
+        if excess:  # tokens are cut one by one from the longer segment, or from B for equal lengths
             from_a = min(excess, max(0, a_length - b_length))
             from_b = min(excess, max(0, b_length - a_length))
             rest = excess - from_a - from_b

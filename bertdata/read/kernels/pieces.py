@@ -12,17 +12,17 @@ from bertdata.read.kernels.rows import Frames, TokenTable, add_piece
 
 
 def pack_pieces(starts, lengths):
-    """Return pieces as in an index, uint64: the number of the first token in the stream, then 16 bits of length."""
+    """Return pieces in the form of an index, uint64: index of the first token in the stream, then 16 bits of length."""
     return (starts << 16 | lengths).astype(np.uint64)
 
 
 def piece_start(piece):
-    """Return the number of the first token in the stream. piece: a number or an array, uint64."""
+    """Return the index of the first token in the stream. piece: uint64, a scalar or an array."""
     return piece >> np.uint64(16)
 
 
 def piece_length(piece):
-    """Return the number of tokens. piece: a number or an array, uint64."""
+    """Return the number of tokens. piece: uint64, a scalar or an array."""
     return piece & np.uint64(0xFFFF)
 
 
@@ -73,14 +73,14 @@ def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids, n
 def pack(sizes, order, capacity, rows):
     """Pack pieces into rows by best fit.
 
-    Pieces are added in the order order[0], order[1], ... Each is added to the row with the least sufficient room; of
-    several such rows, to the one that was changed last; if there is none, to a new row.
+    Pieces are added in the order order[0], order[1], ... Each is added to the row with the least sufficient room (the
+    most recently changed of several such rows), or else to a new row.
 
     sizes, order int64 [P]: tokens of each piece, at most `capacity`, and the order. rows int64 [P]: output, the row of
     each piece. Return the number of rows. O(P · capacity / 64) in the worst case.
     """
     tops = np.full(capacity + 1, -1, np.int64)  # by room: the top of the stack of rows with this room
-    under = np.empty(sizes.size, np.int64)  # by row: the row under it in its stack
+    under = np.empty(sizes.size, np.int64)  # by row: the next row in its stack
     with_room = np.zeros((capacity >> 6) + 1, np.uint64)  # bit r: the stack of room r is not empty
     num_rows = 0
     for i in order:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from bertdata.bits import request
 from bertdata.jit import inline, jit, part
 
-PREFETCHED = 1024  # bytes of a span to prefetch; for longer ones the processor continues by itself
+PREFETCHED = 1024  # bytes of a span to prefetch; the processor prefetches longer spans by itself
 
 
 class TokenTable(NamedTuple):
-    """The tokens of a split in memory: its shards in order are one stream. Each Loader has one for each source."""
+    """The tokens of a split in memory: its shards in order form one stream. Each Loader has a table for each source."""
 
-    starts: NDArray[np.int64]  # [num_shards + 1]: where each shard starts in the stream, and its length
+    starts: NDArray[np.int64]  # [num_shards + 1]: start of each shard in the stream, and the length of the stream
     addresses: NDArray[np.int64]  # [num_shards]: address of the first token of each shard, 0 if it is not mapped
-    itemsize: int  # bytes of a token: 2 or 4
+    itemsize: int  # bytes per token: 2 or 4
     separator: int  # separators after each document: 1 or 0
     cls: int  # id of [CLS]
     sep: int  # id of [SEP]
@@ -31,9 +31,9 @@ SPAN = np.dtype(
     [
         ("address", np.int64),  # memory address of the first token
         ("row", np.int64),  # row of the batch
-        ("place", np.int64),  # place in the row of the first token
+        ("place", np.int64),  # position of the first token in the row
         ("length", np.int64),  # tokens
-        ("start", np.int64),  # number of the first token in the stream
+        ("start", np.int64),  # index of the first token in the stream
     ]
 )
 """Consecutive tokens of one shard that are consecutive in one row."""
@@ -44,12 +44,12 @@ class Frames(NamedTuple):
 
     ids: NDArray[np.int64]  # [B, T]
     text_places: NDArray[np.int64]  # [B]: tokens between the first [CLS] and the last [SEP]
-    spans: NDArray[Any]  # SPAN [at least as many as the rows can have]
+    spans: NDArray[Any]  # SPAN [at least the number of spans in the rows]
 
 
 @intrinsic
 def _pointer(typing: Any, address: Any, like: Any) -> Any:
-    """Return a pointer to numbers of the type of `like`. Indexes of the pointer are not checked."""
+    """Return a pointer to values of the type of `like`. Indexing the pointer is not checked."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -85,7 +85,7 @@ def add_span(table, frames, number, shard, start, length, row, place):
 
 @part()
 def shard_of(starts, start):
-    """Return the number of the shard of token `start` of the stream, by bisection."""
+    """Return the index of the shard with token `start` of the stream, by bisection."""
     lo, hi = 0, starts.size - 1
     while hi - lo > 1:
         middle = (lo + hi) // 2
@@ -111,8 +111,8 @@ def add_piece(table, frames, number, start, length, row, place):
 def fill_rows(frames, num_spans, like, pad):
     """Copy the tokens of the first `num_spans` spans into their rows, and pad the rows.
 
-    like: a number of the dtype of the tokens. The addresses of spans must be valid. Return the largest id, and the
-    number of tokens that are padding.
+    like: a scalar of the dtype of the tokens. The addresses of spans must be valid. Return the largest id, and the
+    number of padding tokens.
     """
     frames = Frames(*frames)
     ids = frames.ids
@@ -136,7 +136,7 @@ def fill_rows(frames, num_spans, like, pad):
 
 @jit()
 def attend(text_places, attention_mask):
-    """Write attention_mask, int64 [B, T]: 1, and 0 at the padding."""
+    """Write attention_mask, int64 [B, T]: 1 for tokens, 0 for padding."""
     for b in range(text_places.size):
         attention_mask[b, : text_places[b] + 2] = 1
         attention_mask[b, text_places[b] + 2 :] = 0
@@ -144,7 +144,7 @@ def attend(text_places, attention_mask):
 
 @jit()
 def mark_inside_words(spans, starts, word_addresses, inside_word):
-    """Write to inside_word, uint8 [B, T], for each token of a span: 1 if it continues the word before it, else 0.
+    """Write inside_word, uint8 [B, T], for each token of a span: 1 if it continues the previous word, else 0.
 
     spans: SPAN [n], of one dataset. starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the
     words array of each shard (docs/format.md).

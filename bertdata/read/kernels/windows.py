@@ -15,7 +15,7 @@ PHASE = np.uint64(keys.purpose("phase"))
 
 @jit()
 def phase(seed, epoch, total):
-    """Return where the windows of an epoch start in a stream of `total` tokens."""
+    """Return the start of an epoch's windows in a stream of `total` tokens."""
     return np.int64(below(key3(seed, PHASE, uint64(epoch)), uint64(total)))
 
 
