@@ -28,7 +28,7 @@ ARRAY_DTYPES = {
     "words": ("|u1",),
     "empty": ("<u8",),
 }
-_IN_TABLES = ARRAY_DTYPES.keys() - {"empty"}  # lengths follow from the numbers of documents, tokens and sentences
+_IN_TABLES = ARRAY_DTYPES.keys() - {"empty"}  # their lengths follow from the numbers of documents, tokens and sentences
 _ANY_DTYPE = r"[<|](b1|[iu][1248]|f[248]|c8)"  # dtypes of arrays with unknown names
 SPLITS = ("train", "validation", "test")
 _COLUMNS = 4  # columns of TABLE: number in the shard's name, its documents, tokens and sentences

@@ -21,10 +21,14 @@ STATES = np.uint16(0x0FFF)
 HARD_STEP = np.uint16(0x2000)  # the character fits no table
 MEETS_STEP = np.uint16(0x4000)  # the character may change the previous one
 ENDED = np.uint16(0x8000)  # a word ends before the character
-# Bits of the first uint64 of an entry of WordTables.points, above the class MEETS may change the previous code point,
-# or be changed with it HARD_FORM fits no table SILENT_FORM has an empty normal form SPACE_FORM has the normal form of a
-# space BLANK is removed at the ends of a piece PREFIXED has a normal form that begins with the prefix LONE is a word by
-# itself, and may end words: the second uint64 is the value of its ids
+# Bits of the first uint64 of an entry of WordTables.points, above the class
+#   MEETS        may change the previous code point, or be changed with it
+#   HARD_FORM    fits no table
+#   SILENT_FORM  has an empty normal form
+#   SPACE_FORM   has the normal form of a space
+#   BLANK        is removed at the ends of a piece
+#   PREFIXED     has a normal form that begins with the prefix
+#   LONE         is a word by itself, and may end words: the second uint64 is the value of its ids
 MEETS, HARD_FORM, SILENT_FORM, SPACE_FORM, BLANK, PREFIXED, LONE = (np.uint64(1 << n) for n in range(24, 31))
 # WordTables.prefix_when: the pieces, words or texts that get a prefix
 NEVER, EACH_PIECE, FIRST_PIECE, EACH_WORD = range(4)
