@@ -1,4 +1,4 @@
-"""A file under a URL, read in ranges. Requests are repeated if a failure may be temporary."""
+"""A file under a URL, read in ranges. Requests are retried if a failure may be temporary."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from bertdata.errors import BertdataError, RemoteError, install
 from bertdata.urls import LOGIN, scheme_of, without_secrets
 
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "Account must be specified", "/latest/api/token")
-"""Parts of the error messages of a store that finds no credentials."""
-FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 23  # bytes of a request: after a seek, and the largest
-TIMEOUT_S = 60.0  # of silence
-TRIES, FIRST_WAIT_S = 6, 0.5  # of a request with a temporary failure; the wait doubles each time
+"""Parts of the error messages of a store without credentials."""
+FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 23  # bytes of a request: after a seek, and at most
+TIMEOUT_S = 60.0  # seconds of silence
+TRIES, FIRST_WAIT_S = 6, 0.5  # attempts of a request, seconds before the first retry; the wait doubles each time
 _Result = TypeVar("_Result")
 
 
 def patiently(url: str, ask: Callable[[], _Result]) -> _Result:
-    """Return the result of `ask`. Repeat it if a failure may be temporary. Raises RemoteError."""
+    """Return the result of `ask`. Retry it if a failure may be temporary. Raises RemoteError."""
     is_main = threading.current_thread() is threading.main_thread()
     for tries in range(TRIES):
         try:
-            return in_background(ask).result() if is_main else ask()  # Ctrl-C does not end a call of obstore
+            return in_background(ask).result() if is_main else ask()  # Ctrl-C does not interrupt a call of obstore
         except expected() as error:
             problem = as_remote_error(url, error)
             if isinstance(error, urllib.error.HTTPError):
@@ -140,15 +140,15 @@ class RemoteFile:
 
     name: str  # the URL without login and query
     size: int  # bytes
-    version: str  # its ETag, else the time of its last change; on the hub the digest of its content
+    version: str  # its ETag, else its modification time; on the hub the digest of its content
     ask: Callable[[int, int], bytes] = field(repr=False, compare=False)  # (start, stop) → these bytes, in one attempt
     again: Callable[[], RemoteFile] | None = field(default=None, repr=False, compare=False)
-    """Returns the file as it is now. Raises RemoteError if it does not exist any more. None: it cannot change."""
+    """Returns the current state of the file. Raises RemoteError if it no longer exists. None: it cannot change."""
     listing: Callable[[], dict[str, RemoteFile]] | None = field(default=None, repr=False, compare=False)
-    """List the files of the directory again; all of these files share this function."""
+    """Lists the files of the directory again; all these files share this function."""
 
     def open(self) -> io.BufferedReader:
-        """Return a seekable file object. It has at most three requests of 8 MiB in memory."""
+        """Return a seekable file object. It keeps at most three requests of 8 MiB in memory."""
         return io.BufferedReader(_Reader(self), FIRST_BYTES)
 
     def fetch(self, start: int, stop: int) -> bytes:
@@ -172,7 +172,7 @@ class RemoteFile:
 
 
 class _Reader(io.RawIOBase):
-    """A file that is read in ranges: small after a seek, then larger, and ahead of the reader."""
+    """A file that is read in ranges: small ones after a seek, then larger ones with read-ahead."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._fetch = file.fetch
@@ -203,7 +203,7 @@ class _Reader(io.RawIOBase):
         return len(piece)
 
     def _load(self, wanted: int) -> None:
-        """Fetch the bytes from the current position on."""
+        """Fetch bytes from the current position on."""
         reads_on = self._position == self._begin + len(self._chunk) and self._chunk != b""
         self._step = min(2 * self._step, MOST_BYTES) if reads_on else FIRST_BYTES
         ahead, self._ahead = self._ahead, None

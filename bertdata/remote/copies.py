@@ -1,6 +1,6 @@
 """Copy datasets: `push` uploads one to a URL, `pull` copies one to a directory, `local_copy` to the cache.
 
-The manifest is the last file. Every byte is checked before an upload and after a copy.
+The manifest is copied last. Every byte is checked before an upload and after a copy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def push(
     url: a directory of an object store, or hf://datasets/org/name[/path][@revision]. If the URL already has the
     dataset, nothing is uploaded, unless `origins` is true. After an interruption, all files are uploaded again. public:
     allow a public repository of the hub. origins: also upload origins/, which has the paths of inputs, to the hub; an
-    object store always gets it. progress: called with the uploaded bytes and all bytes.
+    object store always gets it. progress: called with the uploaded bytes and the total bytes.
 
     Raises UsageError, DatasetError if the dataset is damaged or was replaced, BuildError if the URL has a different
     dataset, and RemoteError.
@@ -124,9 +124,9 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
         raise BuildError(f"{target} is not empty; give a new directory", "out-exists", option="directory", given=target)
     make_directory(target)
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
-        there = [*target.iterdir()]  # listed once, because a build, which has .build or the manifest, may end meanwhile
+        there = [*target.iterdir()]  # list once, because a build, which has .build or the manifest, may end meanwhile
         if target / MANIFEST not in there:
-            fsync_directory(target)  # before any file: the name of the lock tells whose they are
+            fsync_directory(target)  # before any file: the name of the lock identifies the owner of the files
             names = {*dict(manifest.files()), MANIFEST, LOCK, ORIGINS}
             if other := next((path for path in there if path.name.removesuffix(TEMPORARY) not in names), None):
                 sentence = f"{other} does not belong to this dataset; remove it, or give a new directory"
@@ -137,17 +137,17 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     if read_manifest(target).dataset_id != manifest.dataset_id:
         sentence = f"{target} already has a different dataset; give a different directory"
         raise BuildError(sentence, "out-exists", option="directory", given=target)
-    for name, (sha256, _) in manifest.files() if there else ():  # nothing was copied now
+    for name, (sha256, _) in manifest.files() if there else ():  # nothing was copied in this call
         _require_sound(target / name, sha256)
     return manifest.dataset_id
 
 
 def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> Path:
-    """Return the directory in the cache of this host with the dataset under a URL. The dataset is copied there once.
+    """Return the directory in this host's cache with the dataset of a URL. The dataset is copied there once.
 
-    The first of several processes copies, and the others wait for it. The digest of the manifest is in the name of the
-    directory, so a different dataset under the same URL is copied to a different one. Nothing removes it; you may
-    delete it when no process reads it. say: called with a message before a copy starts. Raises the errors of `pull`.
+    The first of several processes copies; all others wait for it. The digest of the manifest is part of the directory's
+    name, so a different dataset under the same URL gets a different directory. Nothing removes it; you may delete it
+    when no process reads it. say: called with a message before a copy starts. Raises the errors of `pull`.
     """
     root = url.rstrip("/")
     file_of, content, manifest = _dataset_under(root)
@@ -222,8 +222,8 @@ def _copy(file_of: FileOf, name: str, target: Path, sha256: str | None, most: in
     file = file_of(name)
     if file.size > most:
         raise _not_named(file.name)
-    path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)  # a failed copy may still write to it
-    stage = Stage(path.parent)  # not as a context, which would remove the file of a later copy
+    path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)  # a failed copy may still write to this file
+    stage = Stage(path.parent)  # not a context manager, which would remove the file of a later copy
     with file.open() as source, naming(path), stage.open(path.name) as copy:
         while not is_over.is_set() and (piece := source.read(_PIECE)):
             copied.update(piece)
@@ -243,7 +243,7 @@ def _copy(file_of: FileOf, name: str, target: Path, sha256: str | None, most: in
 def _for_each(do: Callable[[str], int], names: Iterable[str], total: int, progress: Progress) -> None:
     """Call `do`, which returns a number of bytes, for all names, several at the same time.
 
-    After a failure or Ctrl-C no new call begins, and nobody waits for running ones, which may take minutes.
+    After a failure or Ctrl-C, starts no new call and does not wait for running calls, which may take minutes.
     """
 
     def attempt(name: str) -> int | BaseException:

@@ -15,10 +15,10 @@ from bertdata.urls import require_valid_url, scheme_of, without_secrets
 
 
 def find(url: str) -> dict[str, RemoteFile]:
-    """Return the files of a URL: one with the key "", or several by their path below a directory, in order.
+    """Return the files of a URL: one file with the key "", or several files by their path below a directory, in order.
 
-    A directory or a pattern gives several files, as local paths do. Raises UsageError for an invalid URL, and
-    RemoteError if there is no file or the server does not answer.
+    A directory or a pattern matches several files, like local paths. Raises UsageError for an invalid URL, and
+    RemoteError if there is no file or the server does not respond.
     """
     scheme = scheme_of(url)
     require_valid_url(url)
@@ -34,9 +34,9 @@ def find(url: str) -> dict[str, RemoteFile]:
 
 
 def file_getter(url: str) -> Callable[[str], RemoteFile]:
-    """Return a function: the name of a file below a directory → the file. It raises RemoteError if there is none.
+    """Return a function: name of a file below a directory → the file. It raises RemoteError if the file is missing.
 
-    A repository on the hub is listed once, so all files are of one commit.
+    A repository on the hub is listed once, so all files are from one commit.
     """
     require_valid_url(url)
     if "?" in url or "@" in urllib.parse.urlsplit(url).netloc:
@@ -57,11 +57,11 @@ def file_getter(url: str) -> Callable[[str], RemoteFile]:
 
 
 def _chosen(url: str, every: dict[str, RemoteFile], key: str) -> dict[str, RemoteFile]:
-    """Return the files below a directory, or those that match a pattern. every: path → file."""
+    """Return the files below a directory, or the files that match a pattern. every: path → file."""
     folder = _folder_of(key)
     if has_magic(key):
         every = {path: file for path, file in every.items() if _matches(path.split("/"), key.split("/"))}
-    in_order = sorted(every, key=lambda path: path.split("/"))  # as local paths are
+    in_order = sorted(every, key=lambda path: path.split("/"))  # like local paths
     chosen = {path.removeprefix(folder): every[path] for path in in_order if path.startswith(folder)}
     if not chosen:
         sentence = f"{url} does not exist, and no file is below it or matches it; check the name"
@@ -70,7 +70,7 @@ def _chosen(url: str, every: dict[str, RemoteFile], key: str) -> dict[str, Remot
 
 
 def _folder_of(key: str) -> str:
-    """Return the directory of a directory or a pattern: "" or a path that ends with a slash."""
+    """Return the directory part of a directory or a pattern: "" or a path that ends with a slash."""
     if not has_magic(key):
         return key.rstrip("/") + "/" * bool(key.rstrip("/"))
     fixed = re.split(r"[*?\[]", key)[0]

@@ -25,7 +25,7 @@ def repository_of(url: str) -> tuple[str, str, str | None]:
 
 
 def files_of(url: str) -> dict[str, RemoteFile]:
-    """Return all files of the repository of a URL, by path, of one commit."""
+    """Return all files of a URL's repository in one commit, by path."""
     repository, _, revision = repository_of(url)
     info = patiently(url, lambda: _hub().HfApi().dataset_info(repository, revision=revision, files_metadata=True))
     return {each.rfilename: _described(repository, info.sha, each) for each in info.siblings or []}
@@ -50,8 +50,8 @@ def commit(
 ) -> None:
     """Add files, by name, to a repository in one commit. A new repository is private unless `public`.
 
-    Large files are uploaded first. Then `check` is called, and then the commit is made, with the other files. parent:
-    the last commit of the repository, from `head`. Raises RemoteError if there is a later one.
+    Uploads large files first, then calls `check`, then makes the commit with all other files. parent: the last commit
+    of the repository, from `head`. Raises RemoteError if there is a later commit.
     """
     repository, path, revision = repository_of(url)
     api, add = _hub().HfApi(), _hub().CommitOperationAdd

@@ -18,8 +18,8 @@ from bertdata.errors import RemoteError
 from bertdata.remote import access, web
 from bertdata.remote.access import RemoteFile, as_remote_error, expected, library, missing_error, patiently
 
-_PARTS = 2  # of 5 MiB that one file sends at the same time
-_VALID = timedelta(hours=1)  # how long a signed URL is valid
+_PARTS = 2  # parts of 5 MiB that one file sends at the same time
+_VALID = timedelta(hours=1)  # lifetime of a signed URL
 _REFUSED = re.compile(r"^/|//|/$|[\0-\x1f\x7f]")  # keys that obstore rejects or changes
 
 
@@ -69,7 +69,7 @@ def _page(root: str, query: dict[str, Any]) -> ElementTree.Element:
 
 
 def _signed(root: str, rest: str) -> str:
-    """Return a URL for a request to an S3 bucket that obstore does not make, signed by obstore.
+    """Return a URL, signed by obstore, for a request to an S3 bucket that obstore cannot make itself.
 
     rest: a path and a query that ends in ? or &. obstore signs it as part of the address of the server, to which it
     appends "/x" and its own query. So this depends on how obstore joins URLs.
@@ -96,13 +96,13 @@ def _ask(url: str, version: str, start: int, stop: int) -> bytes:
 
 
 def _described(url: str, meta: Any, listing: Any = None) -> RemoteFile:
-    tag = meta["e_tag"]  # some stores list it without quotes
+    tag = meta["e_tag"]  # some stores list the ETag without quotes
     version = tag.strip('"') if tag else f"time {int(meta['last_modified'].timestamp())}"
     return RemoteFile(url, meta["size"], version, partial(_ask, url, version), partial(file_at, url), listing)
 
 
 def _require_bucket(url: str) -> None:
-    """Raise RemoteError if there is no such bucket. The answer to a request for an object does not tell this."""
+    """Raise RemoteError if the bucket does not exist. A failed request for an object does not show this."""
     try:
         patiently(url, lambda: next(iter(_obstore().list(store_of(url), "-", chunk_size=1)), None))
     except RemoteError as error:
@@ -150,7 +150,7 @@ def store_at(root: str, **config: str) -> Any:
     from obstore.store import from_url
 
     silence, total = timedelta(seconds=access.TIMEOUT_S), timedelta(hours=1)
-    options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # `patiently` tries again
+    options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # `patiently` retries
     options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": total}
     if root.startswith("s3:"):
         options["config"] = s3_config() | config
@@ -163,7 +163,7 @@ def store_at(root: str, **config: str) -> Any:
 
 
 def s3_config() -> dict[str, str]:
-    """Return settings that obstore does not find itself: the endpoint, and the files of the AWS command line."""
+    """Return settings that obstore does not find itself: the endpoint, and those from files of the AWS command line."""
     variable, config = os.environ.get, dict[str, str]()
     if endpoint := variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL"):
         config["endpoint"] = endpoint
@@ -182,7 +182,7 @@ def _section(file: Path, section: str, *names: str) -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read([file])
-    except (configparser.Error, OSError, UnicodeError):  # their text may have a secret
+    except (configparser.Error, OSError, UnicodeError):  # the text of these errors may contain a secret
         sentence = f"{file} cannot be read as a file of the AWS command line; correct it"
         raise RemoteError(sentence, "not-of-format", given=file) from None
     return {name.removeprefix("aws_"): parser[section][name] for name in names if parser.has_option(section, name)}

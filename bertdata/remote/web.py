@@ -19,7 +19,7 @@ from bertdata.urls import without_secrets
 
 
 def file_at(url: str) -> RemoteFile:
-    """Return the file of a URL. This requests the first byte, because a signed URL may allow only GET."""
+    """Return the file of a URL. Requests the first byte, because a signed URL may allow only GET."""
 
     def ask() -> RemoteFile:
         try:
@@ -42,11 +42,11 @@ def file_at(url: str) -> RemoteFile:
 def part_of(
     url: str, name: str, start: int, stop: int, *, version: str | None = None, headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return bytes of a file. version: the required version. headers: those of a login."""
+    """Return bytes of a file. version: the required version. headers: login headers."""
     with _request(url, start, stop, headers) as answer:
         if answer.status != 206 or version not in (None, _version(answer)):
             raise changed_error(name)
-        data: bytes = answer.read(stop - start + 1)  # one byte more, to see an answer that is too long
+        data: bytes = answer.read(stop - start + 1)  # one byte more, to detect a response that is too long
         return data
 
 
@@ -55,7 +55,7 @@ def _version(answer: Any) -> str:
 
 
 def _request(url: str, start: int, stop: int, headers: Mapping[str, str] | None = None) -> Any:
-    """Request a part of a file. A login is sent only to the server of the URL, not to one of a redirect."""
+    """Request a part of a file. Sends a login only to the server of the URL, not to the server of a redirect."""
     parts = urllib.parse.urlsplit(url)
     login, _, host = parts.netloc.rpartition("@")
     secret = dict(headers or {})
@@ -69,5 +69,5 @@ def _request(url: str, start: int, stop: int, headers: Mapping[str, str] | None 
         for name, value in secret.items():
             request.add_unredirected_header(name, value)
         return urllib.request.urlopen(request, timeout=access.TIMEOUT_S)  # noqa: S310
-    except UnicodeError:  # an invalid name of a host, here or in a redirect
+    except UnicodeError:  # an invalid host name, in the URL or in a redirect
         raise http.client.InvalidURL(host) from None
