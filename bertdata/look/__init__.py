@@ -1,1 +1,1 @@
-"""Show a dataset: facts, samples, a page, the speed of reading."""
+"""Show a dataset: facts, samples, an HTML page, and the reading speed."""

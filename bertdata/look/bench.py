@@ -1,4 +1,4 @@
-"""Measure how fast one process reads a dataset, in tokens a second, padding included."""
+"""Measure how fast one process reads a dataset, in tokens per second, including padding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bertdata.options import Machines
 from bertdata.read.loader import Loader
 from bertdata.types import Masking
 
-SECONDS = 1.0  # for each loader
+SECONDS = 1.0  # seconds for each Loader
 
 
 def measured(path: str, *, length: int, rows: int) -> str:
-    """Return a table of the rates by kind of samples, with and without masks. This takes some seconds.
+    """Return a table of the rates by kind of samples, with and without masks. Takes some seconds.
 
     rows, length: the shape of a batch. Raises UsageError if there is no split train.
     """
@@ -30,7 +30,7 @@ def measured(path: str, *, length: int, rows: int) -> str:
         options: dict[str, Any] = {"length": length, "global_batch_size": rows, "samples": name}
         try:
             loaders = [Loader(dataset, **options, masking=masking) for masking in (None, Masking())]
-        except UsageError as error:  # this kind is not possible for this dataset
+        except UsageError as error:  # the dataset does not support this kind
             if error.kind not in ("not-stored", "empty", "too-long"):
                 raise
         else:
@@ -39,7 +39,7 @@ def measured(path: str, *, length: int, rows: int) -> str:
 
 
 def _rate(loader: Loader) -> float:
-    """Return tokens a second: the median of five measurements of SECONDS / 5."""
+    """Return tokens per second: the median of five measurements of SECONDS / 5 each."""
     next(loader)  # compiles
     rates = []
     for _ in range(5):

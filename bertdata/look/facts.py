@@ -1,7 +1,7 @@
 """The facts of `bertdata inspect`, as a JSON-serializable object, as text, and as one page of HTML.
 
-The page needs no network and no other file. All that it shows is in its JSON: report.html has its sections, page.html
-the style and the functions that draw.
+The page needs no network and no other file. All its data is in its JSON: report.html has its sections, page.html the
+style and the drawing functions.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _SHARES = {
     "crop_share": "of the text cut off",
     "random_share": "of the pairs random",
 }
-_COUNTED_TOKENS = 1 << 30  # of larger datasets, about so many evenly spaced tokens are counted
-_PACKED_TOKENS = 1 << 22  # on which padding and packing are worked out
+_COUNTED_TOKENS = 1 << 30  # in larger datasets, count about this many evenly spaced tokens
+_PACKED_TOKENS = 1 << 22  # tokens of documents for the estimates of padding and packing
 _ROW_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_FREQUENT, _RANKS = 100, 60  # tokens that are listed, points of the curve of ranks
-_SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # that can be looked at
-_PLACES = 512  # of a row that are shown, so that the page of long rows is no larger
-_WORD = 100  # characters of a word or a token that are shown
+_FREQUENT, _RANKS = 100, 60  # tokens in the list, points of the curve of ranks
+_SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # numbers of choices on the page
+_PLACES = 512  # tokens shown of a row, to limit the size of the page
+_WORD = 100  # characters shown of a word or a token
 _FEW_STEPS = 1000
-_TOKENIZER = ("name", "kind", "vocab_size", "special_tokens")  # facts of it that the page shows
+_TOKENIZER = ("name", "kind", "vocab_size", "special_tokens")  # facts about the tokenizer on the page
 
 
 def facts(
     dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
 ) -> dict[str, Any]:
-    """Return all facts about a dataset. This reads its tokenizer and the offsets of documents, but no tokens.
+    """Return all facts about a dataset. Reads its tokenizer and the offsets of documents, but no tokens.
 
-    samples, length, global_batch_size, world_size: decide the numbers of samples and steps, and the rows of a step on
-    the rank with most rows. An index that the samples need is made.
+    samples, length, global_batch_size, world_size: determine the numbers of samples and steps, and the rows of a step
+    on the rank with most rows. Makes the index of the samples, if needed.
     """
     manifest, special = dataset.manifest, dataset.special_tokens
     splits: dict[str, Any] = {}
@@ -144,9 +144,9 @@ def _sum_or_none(values: list[Any]) -> int | None:
 
 
 def lengths_of(dataset: Dataset, array: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct lengths of documents or sentences in tokens, ascending, and how often each occurs.
+    """Return the distinct lengths of documents or sentences in tokens, ascending, and the count of each.
 
-    Separators are not counted. array: "documents" or "sentences".
+    Lengths exclude separators. array: "documents" or "sentences".
     """
     has_separator, count_of = dataset.special_tokens.separator is not None, Counter[int]()
     for shard in dataset.manifest.shards:  # one at a time, to keep only distinct lengths in memory
@@ -238,7 +238,7 @@ _EVENTS = (  # name, count of the manifest, noun, description
 
 
 def text_events(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a build or an import read, skipped, replaced or kept: a name and a text each."""
+    """Yield (name, text) for each kind of item that a build or an import read, skipped, replaced or kept."""
     counts, source = about["counts"], about["settings"].get("imported")  # other programs may write fewer counts
     num_read = counted(about["documents"] + counts.get("dropped_documents", 0), "document")
     if source:
@@ -256,7 +256,7 @@ def text_events(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def times(tokens: Mapping[str, int]) -> str:
-    """Return tokens and how often each occurs."""
+    """Return the text of tokens with their counts."""
     return ", ".join(f"{token} {counted(count, 'time')}" for token, count in tokens.items())
 
 
@@ -264,9 +264,9 @@ def times(tokens: Mapping[str, int]) -> str:
 
 
 def report(dataset: Dataset, *, length: int, samples: str = "windows", **steps: int) -> str:
-    """Return the page as HTML of less than 2 MB. This reads at most about 2**30 tokens.
+    """Return the page as HTML of less than 2 MB. Reads at most about 2**30 tokens.
 
-    The arguments are those of `facts`. The samples on the page also have this length.
+    The arguments are the same as for `facts`. The samples on the page have this length, too.
     """
     about = facts(dataset, length=length, samples=samples, **steps)
     tokenizer, sizes = load(str(dataset.path)), _sizes(dataset)
@@ -295,9 +295,9 @@ def report(dataset: Dataset, *, length: int, samples: str = "windows", **steps: 
 
 
 def _flow(about: dict[str, Any]) -> dict[str, Any]:
-    """Return how many documents were read, left out and stored in each split.
+    """Return the numbers of documents read, left out and stored in each split.
 
-    text: what was read, skipped, replaced or kept.
+    text: the events from `text_events`.
     """
     counts = about["counts"]
     left_out = {
@@ -335,7 +335,7 @@ def _tokens(dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int
 
 
 def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
-    """Return the shares of padding in rows of a length, with one document a row and with packed documents.
+    """Return the shares of padding in rows of a length, with one document per row and with packed documents.
 
     sizes int64 [n]: tokens of documents.
     """
@@ -358,10 +358,10 @@ def _sizes(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, samples: str) -> dict[str, Any]:
-    """Return rows of some positions, epochs and seeds, and the masks of each policy.
+    """Return rows for some positions, epochs and seeds, and the masks of each policy.
 
     spellings: id → token. rows[seed][epoch][position]: ids; for each policy a list of (token position, masked id). Only
-    the first 512 tokens of a row.
+    the first 512 tokens of each row.
     """
     has_masks = dataset.special_tokens.mask is not None
     split = next(name for name, each in dataset.splits.items() if samples != "pairs" or each.has_pairs)
@@ -404,7 +404,7 @@ def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, sampl
 
 
 def _warnings(data: dict[str, Any]) -> list[str]:
-    """Return warnings for a user before training, one sentence each."""
+    """Return warnings to read before training, one sentence each."""
     about, tokens, unknown, flow = data["about"], data["tokens"], data["unknown"], data["flow"]
     splits, counts = about["splits"], about["counts"]
     counted_tokens, num_steps = tokens["counted"], math.ceil(splits.get("train", {}).get("steps_per_epoch", _FEW_STEPS))

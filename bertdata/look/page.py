@@ -4,7 +4,7 @@
     page.html ────────┼──► one file for a browser
     body of a page ───┘
 
-page.html has the style and the functions that draw. A body has the sections of one page, and a script that fills them.
+page.html has the style and the drawing functions. A body has the sections of one page, and a script that fills them.
 """
 
 from __future__ import annotations

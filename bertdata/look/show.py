@@ -14,9 +14,9 @@ from bertdata.types import IGNORE_INDEX, Masking
 
 
 def shown(dataset: Dataset, *, sample: int, count: int, policy: MaskingPolicy | None, **options: Any) -> str:
-    """Return samples as text. With a masking policy each is a table of inputs, targets and kinds of mask.
+    """Return samples as text. With a masking policy, each sample is a table of inputs, targets and kinds of mask.
 
-    sample: the stream position of the first one, in the first epoch. policy: None for rows without masks. options:
+    sample: the stream position of the first sample, in the first epoch. policy: None for rows without masks. options:
     samples, split, length and seed of the Loader. Raises UsageError for a split or a position that does not exist.
     """
     from bertdata.tokenize.spelling import spelled
@@ -52,7 +52,7 @@ def shown(dataset: Dataset, *, sample: int, count: int, policy: MaskingPolicy | 
 
 
 def _kind(token: int, target: int, mask_id: int | None) -> str:
-    """Return what the mask did to a selected token."""
+    """Return the effect of the mask on a selected token."""
     if token == mask_id:
         return "masked"
     return "kept" if token == target else "random"
