@@ -5,7 +5,7 @@ from typing import Literal, get_args
 SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # the content of a row; read/stream.py explains each
 MaskingPolicy = Literal["exact", "bernoulli", "whole_word", "span", "uniform"]  # docs/determinism.md defines each
 MASKING_POLICIES: tuple[MaskingPolicy, ...] = get_args(MaskingPolicy)
-MOST_ROWS = 1 << 24  # of a step over all ranks
+MOST_ROWS = 1 << 24  # most rows of a step over all ranks
 SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 MiB at a time
 INPUT_FORMATS = {  # the format of an input file → its file extensions
     "text": (".txt", ".text"),

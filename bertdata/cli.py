@@ -92,7 +92,7 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
             reason = size[0] if size else str(error).partition("\n")[0]
             reason = f": {reason}" if reason else ""
             fail(f"Error: not enough memory{reason}; use smaller batches, shorter rows or fewer processes")
-        if "No available kernel" in str(error):  # of torch, in the first step
+        if "No available kernel" in str(error):  # an error of torch, in the first step
             fail("Error: no such kernel of attention supports this model and its rows; give --attention auto", 2)
         if not isinstance(error, OSError):
             raise
@@ -241,7 +241,7 @@ def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]]
             if each.default == ():
                 settings |= {"multiple": True, "default": None}
             if each.metadata["click"].get("required"):
-                del settings["default"]  # of which click takes None for a value
+                del settings["default"]  # click would treat None as a value
             command = click.option(f"--{name.replace('_', '-')}", **settings | each.metadata["click"])(command)
         return command
 

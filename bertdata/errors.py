@@ -1,6 +1,6 @@
 """The errors that a user can act on.
 
-    BertdataError               one sentence: the wrong value, its location, the expected value, what to type
+    BertdataError               one sentence: the wrong value, where, the expected value, what to type
     ├── UsageError (ValueError) an argument is wrong; nothing was changed        command line: exit code 2
     ├── InputError              the text for a build cannot be used              command line: exit code 1
     ├── TokenizerError          a tokenizer cannot be found, read or used

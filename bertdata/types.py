@@ -15,7 +15,7 @@ from bertdata.errors import require, require_integer, require_known, require_sha
 
 IGNORE_INDEX = -100
 """The target of a token that is not predicted: the default `ignore_index` of torch's cross entropy."""
-ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")  # of special tokens
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")  # roles of special tokens
 LARGEST_VOCABULARY = 1 << 24
 Progress = Callable[[int, int], None]
 """A function that is called from time to time with the bytes done so far and the total bytes."""

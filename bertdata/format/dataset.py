@@ -18,7 +18,7 @@ from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, read_manifest
 from bertdata.format.records import read_content
 from bertdata.format.shards import open_one, open_shard
 
-PATIENCE_S = 5.0  # to wait for a build that replaces the dataset
+PATIENCE_S = 5.0  # longest wait for a build that replaces the dataset
 
 
 class Dataset:

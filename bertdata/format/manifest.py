@@ -39,7 +39,7 @@ REPLACED = ".build/replaced.json"  # the old manifest, while a build replaces th
 MANY_SHARDS_VERSION = 2  # version of a manifest with more than MOST_LISTED shards
 MOST_LISTED = 1024
 VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)
-_TEXTS = ("documents", "sentences", "words", "encoding", "imported", "end_token", "dtype")  # of settings
+_TEXTS = ("documents", "sentences", "words", "encoding", "imported", "end_token", "dtype")  # settings that are text
 _TABLES = ("special_literals", "special_ids_inside", "words")  # counts by name: {name: number}
 
 

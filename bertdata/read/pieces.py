@@ -54,7 +54,7 @@ class Pieces(Samples):
         self.num_samples = self._bounds.size - 1 if self._packed else self._pieces.size
         if self.num_samples < 1:  # all documents consist only of the separator
             raise damaged(self.dataset.path)
-        self.spans_per_row = int(self._facts.pop("max_pieces", 1))  # of a row
+        self.spans_per_row = int(self._facts.pop("max_pieces", 1))  # most pieces in a row
 
     def columns(self, num_rows: int) -> Columns:
         return {"position_ids": np.empty((num_rows, self.length), np.int64)} if self._packed else {}

@@ -178,7 +178,7 @@ def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
 
 
 def _require_own_id(manifest: Manifest) -> None:
-    """Raise DatasetError if the dataset_id does not match the arrays: `local_copy` would mistake it for another one."""
+    """Raise DatasetError if the dataset_id does not match the arrays: `local_copy` would take it for another."""
     if manifest.computed_id() != manifest.dataset_id:
         raise damaged(MANIFEST, f"its dataset_id {manifest.dataset_id[:16]} does not match its arrays")
 

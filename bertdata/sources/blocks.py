@@ -54,7 +54,7 @@ class Source(ABC):
     file: Input
     kind: str  # one of INPUT_FORMATS
     form: TextFormat
-    number: int = 0  # of the input
+    number: int = 0  # index of the input
 
     @property
     def is_one_document(self) -> bool:

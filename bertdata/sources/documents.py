@@ -143,7 +143,7 @@ class Documents:
         text, invalid = joined([np.frombuffer(data or b"", np.uint8)[: offsets[-1]]]), none - 1
         try:
             ended.cast(pa.large_string())
-        except pa.ArrowInvalid:  # which does not return the place
+        except pa.ArrowInvalid:  # the error lacks the place
             bounds = pairwise(offsets.tolist())
             is_invalid = [valid_utf8(text[start:stop].tobytes())[2] >= 0 for start, stop in bounds]
             invalid = np.where(is_invalid, starts, -1)

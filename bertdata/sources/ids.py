@@ -116,8 +116,7 @@ def format_of(name: str) -> str:
 def open_ids(name: str, format: str, end_token: int | None, dtype: str | None = None) -> IdsFile:
     """Open an input of ids. format: one of choices.IDS_FORMATS.
 
-    end_token: the id that ends a document of nanoGPT. dtype: the dtype of ids in a file without a header; None: guess
-    it.
+    end_token: the id that ends a document of nanoGPT. dtype: the dtype of headerless ids; None: guess it.
 
     Raises UsageError for `dtype` if the file stores its dtype, and InputError if a file cannot be read, is not of this
     format, or contradicts itself.
@@ -213,7 +212,7 @@ def _ended_by(token: int, ids: FileArray, skipped: int) -> Iterator[Ids]:
         ends = np.flatnonzero(some == token) + 1
         if start + some.size == ids.size and (not ends.size or ends[-1] < some.size):
             ends = np.append(ends, some.size)
-        count *= 2  # of a longer document
+        count *= 2  # for a longer document
         if ends.size:
             stop, count = int(ends[-1]), BLOCK_IDS
             bytes_read = (start + stop) * ids.dtype.itemsize

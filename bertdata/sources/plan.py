@@ -58,7 +58,7 @@ class Plan:
 
     files: Sequence[Input]
     form: TextFormat
-    places: Sequence[Place]  # of the inputs
+    places: Sequence[Place]  # one for each input
     ranges: Sequence[Part]  # all units, undivided
 
     @property
@@ -114,7 +114,7 @@ def split(files: Sequence[Input], form: TextFormat) -> Plan:
             count = UNITS_OF_A_STREAM if file.size is None else 1 + UNITS_PER_SIZE * bounds[-1] // of_unit
         units = range(unit, unit + count)
         for index, (base, stop) in zip(numbers, pairwise(bounds), strict=True):
-            if source_of(files[index], form).is_one_document:  # it belongs to one unit
+            if source_of(files[index], form).is_one_document:  # the document belongs to one unit
                 stop = min(stop, base + 1)  # noqa: PLW2901
             own = range(unit + base // of_unit, unit - -stop // of_unit) if key < 0 else units
             places.append(Place(base, unit, own))

@@ -55,7 +55,7 @@ class Forms:
     clusters: bool
     """Whether letters are replaced together with the marks after them."""
     composes: bool
-    """Whether a letter and the marks after it may become another letter."""
+    """Whether a letter and the marks after it may become a different letter."""
     reorders: bool
     """Whether the marks after a letter may change their order, or become part of the letter."""
 

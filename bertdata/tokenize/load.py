@@ -152,7 +152,7 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
     roles = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"} | beside.roles
     tokenizer = bert_tokenizer(vocabulary, lowercase=lower, unk=roles["unk"], added=beside.tokens(), **flags)
     if not beside.is_known:
-        add_roles(tokenizer)  # as those of a vocab.txt alone
+        add_roles(tokenizer)  # like the roles of a vocab.txt alone
     add_template(tokenizer, roles["cls"], roles["sep"])
     return tokenizer
 

@@ -58,7 +58,7 @@ class Tokenizer:
 
     @property
     def why_slow(self) -> str | None:
-        """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
+        """The reason, as a clause, why `tokenizers` encodes all text or typical text; None: an engine encodes it."""
         return self._engine.why_slow
 
     def encode_batch(

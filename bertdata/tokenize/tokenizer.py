@@ -38,7 +38,7 @@ ROLE_SPELLINGS = {  # role → spellings of its token, in the order of lookup
     "bos": ("<s>", "[BOS]", "<|startoftext|>"),
     "eos": ("</s>", "[EOS]", "<|endoftext|>"),
 }
-ESM_ROLES = {"cls": "<cls>", "sep": "<eos>", "eos": "<eos>"}  # for a vocabulary that has both, and no token named above
+ESM_ROLES = {"cls": "<cls>", "sep": "<eos>", "eos": "<eos>"}  # if a vocabulary has both, and no token named above
 ROW_ROLES = ("pad", "cls", "sep", "mask")  # special tokens in rows of a masked language model
 WordSplitter = Callable[[str], Iterable[str]]
 """A text → its words. The concatenated words must equal the text."""

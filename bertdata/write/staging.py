@@ -371,7 +371,7 @@ def publish(
         tokenizer_name=plan.tokenizer_name,
     )
     if not manifest.splits:
-        for path in staging.glob("unit-*"):  # they say nothing
+        for path in staging.glob("unit-*"):  # records without documents
             path.unlink()
         raise if_none
     origins = {shard.name: units.origins[shard.name] for shard in manifest.shards if units.origins}

@@ -65,7 +65,7 @@ class Scratch(NamedTuple):
     places: NDArray[np.int64]  # the selected places, ascending
     draws: NDArray[np.uint64]
     starts: NDArray[np.int64]  # starts of words; with EXACT and UNIFORM, the candidates from index 1 on
-    stops: NDArray[np.int64]  # of words
+    stops: NDArray[np.int64]  # stops of words
     random_places: NDArray[np.int64]  # [B * K + 1]: flat indexes of the tokens that get a random id
     random_draws: NDArray[np.uint64]  # [B * K + 1]
 
