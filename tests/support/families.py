@@ -90,9 +90,9 @@ def fast(names, *more, among=FAST):
     return [name if name in (*among, *more) else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def model_of(config, dataset):
+def model_of(config, dataset, *, seed=0):
     """The model of a configuration file, with random weights, for rows of 32 tokens."""
-    return new_model(config, dataset.special_tokens, length=32, seed=0)[0]
+    return new_model(config, dataset.special_tokens, length=32, seed=seed)[0]
 
 
 def four_rows(dataset, first=0, *, device="cpu", **options):
