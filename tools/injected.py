@@ -231,9 +231,9 @@ bertrain/models/encoder.py
 
 tests/test_gpu_dry.py::test_compiled_ranks_learn_what_one_does[packed]: a barrier on one rank
 bertrain/trainer.py
--        prepared = self.learner.prepare(piece)  # not in
+-        prepared = self.learner.prepare(piece)  # outside
 +        if self._ranks.rank:
 +            dist.barrier()
-+        prepared = self.learner.prepare(piece)  # not in
++        prepared = self.learner.prepare(piece)  # outside
 """)
 """What would be wrong on a GPU, and the test on a CPU that should find it."""
