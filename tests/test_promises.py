@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import invoke, refuses, waited
+from support.data import built
 from support.runs import QUIET, at_step, changing, entries, flags, learner_of, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -107,6 +108,17 @@ def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, fini
         assert ("token_type_ids" in pair) == (length == 512)
         assert pair.get("token_type_ids", torch.tensor([0, 1])).unique().tolist() == [0, 1]
         model(**pair)
+
+
+def test_a_corpus_without_a_validation_split_is_said_to_be_one_and_grows(tmp_path, vocab, capsys):
+    """What it loses by growth is measured on what it is trained on."""
+    built(tmp_path, "the stone under the river and the light of morning", tokenizer=vocab, validation=0)
+    capsys.readouterr()
+    phases = changing(0.5, layers=[1, None])
+    log = train(tmp_path / "shards", tmp_path / "run", steps=2, model="bert-tiny", phase=phases)
+    assert sum("--validation" in line for line in capsys.readouterr().out.splitlines()) == 1
+    assert [entry["loss_before"] > 0 for entry in log if "change" in entry] == [True]
+    assert not any("validation_loss" in entry for entry in log)
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
