@@ -82,6 +82,7 @@ def step(config, dataset, device, precision, samples):
 
 CASES = {name: {"model": name, "isolate_documents": FAMILIES[name].isolation is not None} for name in KNOWN}
 CASES |= {name: {"model": name} for name in ("bert-mini", "modernbert-small")}
+CASES["padded modernbert"] = {"model": "modernbert", "isolate_documents": False}
 CASES |= {f"windows of {name}": {"model": name} for name in ("modernbert", "ultrabert")}
 CASES |= {f"distilled {name}": {"model": "modernbert", "distil": name} for name in ("logits", "relations", "hidden")}
 
