@@ -166,9 +166,10 @@ def packing(total, length):
     return lengths
 
 
+PACKED = [(name, True) for name in ("bert", "modernbert", "esm")]
 VARLEN = [
     pytest.param(kind, packed, length, marks=pytest.mark.dry if length > 64 else () if packed else pytest.mark.slow)
-    for kind, packed in (("bert", True), ("modernbert", True), ("modernbert", False), ("ultrabert", False))
+    for kind, packed in (*PACKED, ("modernbert", False), ("ultrabert", False))
     for length in (64, 192, 1024)
 ]
 
@@ -176,7 +177,8 @@ VARLEN = [
 @pytest.mark.parametrize(("kind", "packed", "length"), VARLEN)
 def test_the_kernel_of_gpus_gives_what_masks_give(configs, kind, packed, length):
     """Loss and gradients. Both are computed in float64, but for the logits, so a window that is wider would be seen."""
-    config = AutoConfig.from_pretrained(configs[kind], vocab_size=99, pad_token_id=0, max_position_embeddings=length)
+    sizes = {"vocab_size": 99, "pad_token_id": 0, "mask_token_id": 7, "max_position_embeddings": length}
+    config = AutoConfig.from_pretrained(configs[kind], **sizes)
     expected, loss, distance, graphs, calls = apart(both_ways, config, length, packed=packed)
     assert loss == pytest.approx(expected, rel=1e-6)
     assert distance < 1e-6
