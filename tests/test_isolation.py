@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.families import model_of
 from support.runs import CPU, learner
+from torch.nn.functional import cross_entropy
 
 from bertdata import Loader
 from bertrain import data as data_module
@@ -18,6 +19,22 @@ from bertrain.models.encoder import cu_seqlens_of
 @pytest.fixture
 def model(configs, dataset):
     return model_of(configs["bert"], dataset).eval()
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "esm"])
+def test_the_loss_of_packed_rows_is_that_of_their_documents(configs, dataset, kind):
+    """Padding is one of them, and adds nothing."""
+    batch, weights = next(Loader(dataset, length=40, samples="packed")), model_of(configs[kind], dataset).eval()
+    assert batch.attention_mask is not None
+    lengths = np.diff(batch.cu_seqlens).tolist()
+    ids, labels = (torch.from_numpy(each).flatten().split(lengths) for each in (batch.input_ids, batch.labels))
+    with torch.no_grad():
+        for weight in weights.parameters():
+            weight.mul_(3)  # so that all attend less evenly
+        logits = torch.cat([weights(input_ids=each[None]).logits[0] for each in ids])
+        piece = next(micro_batches(batch, size=len(batch.labels), count=1, device=CPU))
+        loss = learner(weights, isolate=True)(**piece)["mlm"].sum
+    torch.testing.assert_close(loss, cross_entropy(logits, torch.cat(labels), reduction="sum"))
 
 
 def test_bounds_for_the_gpu_are_those_of_the_batch(model, dataset):
