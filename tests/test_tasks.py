@@ -64,7 +64,15 @@ def of_numbers(draw):
     return metrics.regression(a, b), {n: 0.0 if is_constant else kind(a, b).statistic for n, kind in kinds.items()}
 
 
-@pytest.mark.parametrize("measured", [of_classes, of_labels, of_numbers])
+def of_entities(draw):
+    seqeval = pytest.importorskip("seqeval.metrics")
+    tags = np.array(["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("PER", "LOC"))])
+    mine, true = ([tags[draw.integers(0, len(tags), size)].tolist() for size in (3, 6)] for _ in "ab")
+    kinds = {"entity_f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
+    return metrics.entity_f1(mine, true), {name: kind(true, mine, zero_division=0) for name, kind in kinds.items()}
+
+
+@pytest.mark.parametrize("measured", [of_classes, of_labels, of_numbers, of_entities])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning", "ignore:A single label was found")
 def test_measures_are_those_of_known_programs(measured):
     draw = np.random.default_rng(0)
