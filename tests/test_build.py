@@ -209,9 +209,13 @@ def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corp
     for change, says in (
         ({"shard_size": 9000}, ": shard_size was 8000 and is 9000;"),
         ({"validation": 0.25}, ": validation was 0.2 and is 0.25;"),
+        ({"sentences": "none"}, ": sentences was 'line' and is 'none';"),
+        ({"documents": "line"}, ": documents was 'blank' and is 'line';"),
         ({"max_documents": 5}, ": max_documents was None and is 5;"),
+        ({"strict": True}, ": strict was False and is True;"),
         ({"encoding": "latin-1"}, ": encoding was 'utf-8' and is 'iso8859-1';"),
         ({"tokenizer": str(bert)}, ": tokenizer was 'SHA-256 "),
+        ({"tokenizer": None}, "' and is 'trained, 30522 tokens';"),
         ({"tokenizer": None, "type": "bpe"}, "' and is 'trained, 30522 tokens, bpe';"),
         ({"tokenizer": None, "cased": True}, "' and is 'trained, 30522 tokens, cased';"),
     ):
