@@ -7,7 +7,7 @@ import random
 import sys
 
 import pytest
-from support.commands import python, refuses, succeeds
+from support.commands import python, refused, refuses, succeeds
 from support.data import LETTERS, ids_of, make_text, train_tokenizer
 from support.disk import write
 from support.encoding import load
@@ -120,6 +120,7 @@ def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
     assert (dataset.special_tokens.roles(), dataset.special_tokens.vocab_size) == (ROLES, size)
     digest = hashlib.sha256((tmp_path / "t" / "tokenizer.json").read_bytes()).hexdigest()
     assert dataset.manifest.tokenizer["tokenizer.json"] == digest
+    refused(main, "train-tokenizer", corpus, "--out", tmp_path / "t", *trained, kind="out-exists", option="out")
     done = succeeds(main, "build", corpus, "--out", tmp_path / "o", "--tokenizer", tmp_path / "t", *kind)
     for option in ("--type", "--cased"):
         assert (f"note: {option} " in done.stderr) == (option in kind)

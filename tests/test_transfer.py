@@ -58,6 +58,7 @@ def before_put(name, action):
 
 def test_what_comes_back_is_what_went_and_nothing_is_copied_twice(bucket, dataset, roberta_dataset, tmp_path, cache):
     seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / pulling.LOCK
+    bucket.put("shards/train-00000.json", b"of another dataset")  # whose push was interrupted
     assert push(dataset.path, f"{url}/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
     assert bucket.objects("shards") == published(dataset.path)
     assert seen[-1][0] == seen[-1][1] > 0
