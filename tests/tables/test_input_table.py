@@ -3,10 +3,11 @@
 A row: its name, the files (name → content), options of the build as one string, then the texts of the documents in
 order, or the Refused error. After that come parts of the lines on stderr, one for each line in order; a row without
 them expects that the build prints nothing there. The command gets the files in this order; of "d/a.txt" it gets the
-directory "d", and "-" is standard input.
+directory "d", and "-" is standard input, whose bytes come one by one.
 """
 
 import gzip
+import io
 import shlex
 from itertools import product
 from pathlib import Path
@@ -313,6 +314,13 @@ INPUTS = [
 ]
 
 
+class OneByOne(io.BytesIO):
+    """Bytes that come one by one, as through a pipe of a slow program."""
+
+    def readinto(self, buffer):
+        return super().readinto(memoryview(buffer)[:1])
+
+
 @pytest.mark.parametrize(
     ("files", "options", "expected", "said"), [pytest.param(f, o, e, w, id=i) for i, f, o, e, *w in INPUTS]
 )
@@ -322,7 +330,8 @@ def test_files_give_these_documents(tmp_path, monkeypatch, files, options, expec
         put(tmp_path / name, files[name])
     inputs = dict.fromkeys(name.partition("/")[0] for name in files)
     options = ["--type", "bytes", "--validation", 0, "--workers", 1, *shlex.split(options)]
-    arguments, piped = ["build", *inputs, "--out", "out", *options], {"input": files.get("-")}
+    arguments = ["build", *inputs, "--out", "out", *options]
+    piped = {"input": io.BufferedReader(OneByOne(files.get("-")))}
     if isinstance(expected, Refused):
         refused(main, *arguments, kind=expected.kind, option=expected.option, says=expected.says, **piped)
         assert not Path("out").exists()
