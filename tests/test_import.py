@@ -179,6 +179,11 @@ IMPORTS = [  # files, options, documents or an error with its option and what it
         if not 50 <= at < 54
         for flipped in [(int.from_bytes(INDEX, "little") ^ 128 << 8 * at).to_bytes(len(INDEX), "little")]
     ],
+    *[  # real numbers of 8 and of 4 bytes
+        ({"a.bin": data, "a.idx": index[:17] + code + index[18:]}, {}, ("not-of-format", "inputs", "a.idx"))
+        for code, dtype in ((b"\6", "int64"), (b"\7", "int32"))
+        for data, index in [reference.megatron([[[0, 0]]], dtype)]
+    ],
     *[  # the first document begins behind a sequence; the last ends before one
         (EACH | {"a.idx": INDEX[:-at] + new + INDEX[1 - at :]}, {}, ("not-of-format", "inputs", "a.idx"))
         for at, new in ((48, b"\1"), (8, b"\4"))
