@@ -100,16 +100,18 @@ class Noisy(Method):
 
 
 def test_phases_set_options_of_a_method_from_outside_and_it_resumes(dataset, tmp_path):
-    METHODS["noisy"] = Noisy
+    own = make_dataclass("Own", [("after", int, declared(0, INTEGER))], bases=(Options,), frozen=True, kw_only=True)
+    hooks = {"options_type": own, "begin_step": lambda self, *_: Noisy.asked.append(self.name)}
+    METHODS.update(noisy=Noisy, after=type("After", (Method,), hooks))
     Noisy.asked.clear()
     phases = [{"steps": 2, "noise_scale": 2.0}, {"steps": 1, "noise_scale": 1.0}, {"steps": 1}]
-    options = QUIET | {"noise": 0.1, "phase": phases, "save_every": 1}
+    options = QUIET | {"noise": 0.1, "after": 1, "phase": phases, "save_every": 1}
     log = train(dataset.path, tmp_path / "run", **options)
-    assert Noisy.asked == [2.0, 2.0, 1.0, 1.0]
+    assert Noisy.asked == [2.0, "after", 2.0, "after", 1.0, "after", 1.0, "after"]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["noisy"] == {"noise": 0.1}
     remove_after(tmp_path / "run", 3)
     assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(log)
-    assert Noisy.asked == [2.0, 2.0, 1.0, 1.0, 1.0]
+    assert Noisy.asked[8:] == [1.0, "after"]
 
 
 def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(dataset, tmp_path):
