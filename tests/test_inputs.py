@@ -289,3 +289,5 @@ def test_the_bytes_of_null_rows_do_not_count(folder):
     column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
     path = put(folder / "null.arrow", as_arrow_file(column))
     assert read([path], on_error="skip", shard_size=2) == [(0, b"a", 0), (1, b"b", 0)]
+    rows = put(folder / "rows.csv", b"text\na\nb\nc\n")  # one batch of three units
+    assert [row for _, some in blocks_of([rows], shard_size=2) for row in some.starts.tolist()] == [1, 2, 3]
