@@ -16,6 +16,7 @@ from support.runs import QUIET, at_step, changing, entries, flags, learner_of, t
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint, pretrain
+from bertrain.__main__ import main
 from bertrain.config import Config
 from bertrain.objectives import OBJECTIVES
 from bertrain.trainer import build_model
@@ -119,6 +120,8 @@ def test_a_corpus_without_a_validation_split_is_said_to_be_one_and_grows(tmp_pat
     assert sum("--validation" in line for line in capsys.readouterr().out.splitlines()) == 1
     assert [entry["loss_before"] > 0 for entry in log if "change" in entry] == [True]
     assert not any("validation_loss" in entry for entry in log)
+    done = invoke(main, "doctor", *flags(tmp_path / "shards", tmp_path / "next", model="bert-tiny"))
+    assert "time       about" in done.stdout
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):

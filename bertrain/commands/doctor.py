@@ -56,7 +56,7 @@ def check(run: Pretraining) -> Iterator[tuple[str, Finding]]:
         faults = verify(shards.path)
         yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, f"{path}: {documents}")
         if "validation" not in shards.splits:
-            yield "shards", (WARN, f"{path} has no validation split for evaluations; build with --validation 0.01")
+            yield "shards", (WARN, f"{path} has no validation split for evaluations; build with --validation 0.05")
     tokens = sum(phase.samples() * phase.options.length for phase in plan.phases)
     sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, "
     sizes += f"{counted(plan.steps, 'step')}, {counted(tokens, 'token')}"
@@ -136,12 +136,14 @@ def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None)
     ranks = nproc if is_alone and torch.cuda.is_available() else 1  # on CPUs, one process uses all cores
     parent = _existing(Path(config.out))
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=parent) as out:
+        trial = _trial(config, out, ranks)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            pretrain(_trial(config, out, ranks))
+            pretrain(trial)
         if plan is None:
             return
         log = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
-        if WARMUP_STEPS + TIMED_STEPS not in (entry.get("step") for entry in log if "validation_s" in entry):
+        last = (WARMUP_STEPS + TIMED_STEPS) * len(trial.phase)
+        if last not in (entry.get("step") for entry in log if "trained_s" in entry):
             return
         clock = json.loads((Path(out) / "run.json").read_text())["clock"]
         saved = sum(path.stat().st_size for path in (checkpoint.newest(Path(out))[0] or Path(out)).iterdir())
