@@ -63,7 +63,7 @@ A_ROW, A_DOCUMENT = {"longest_row": 8}, {"longest_document": 1000, "block_bytes"
 LENGTHS = [  # constants, name, content, and what is read, or what is named as too long
     (A_ROW, "a.csv", b'n,text\n1,a\n2,"b\n3,c\n4,d\n', ", row 2 "),  # a field without an end
     (A_ROW, "a.csv", b"n,text\n1,123456789", ", row 1 "),
-    (A_ROW, "a.csv", b"n,text\n1,a\n" + b"\n" * 20 + b"2,b\n", [b"a", b"b"]),  # blank lines are no part of a row
+    (A_ROW, "a.csv", b"n,text\n1,a\n" + b"\n" * 20 + b"2,b\n", [b"a", b"b"]),  # blank lines are not rows
     ({"longest_row": 50, "block_bytes": 20}, "a.jsonl", b"\n".join(LONG), ": the document "),
     ({"longest_row": 50, "block_bytes": 20}, "a.txt", LONG[1], [LONG[1]]),
     *[(A_DOCUMENT, name, make(["a", "x" * 1001]), ", row 2: ") for name, make in TABLES.items()],

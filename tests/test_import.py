@@ -133,7 +133,7 @@ OUTSIDE = "id-outside-vocabulary", "tokenizer"  # the vocabulary has 82 ids
 
 
 def of_any_width():
-    """Rows for ids alone: their dtype is guessed, or given. Zeros of padding are no upper halves."""
+    """Rows for ids alone: their dtype is guessed, or given. Padding zeros do not count as upper halves."""
     for dtype, guess in {"uint16": "uint16", "uint32": "uint32", "int32": "uint32", "int64": "int64"}.items():
         for end in ([], [PAD] * 999):
             files, documents = nanogpt([10, 11, SEP] * 40 + end, dtype), [[10, 11, SEP]] * 40 + [end] * bool(end)
@@ -144,7 +144,7 @@ def of_any_width():
 
 
 def of_rows():
-    """Rows for lists of ids in tables, some of whose names are no UTF-8."""
+    """Rows for lists of ids in tables, some with invalid UTF-8 in their names."""
     kinds = [kind(of) for kind in (pa.list_, pa.large_list) for of in (pa.uint16(), pa.int32(), pa.int64())]
     tables = [pa.table({"text": ["?"] * 7, "input_ids": pa.array(ROWS, kind)}) for kind in kinds]
     for rows in tables:

@@ -51,8 +51,8 @@ def standard_input(path):
         yield "-"
 
 
-def test_an_interrupted_build_from_a_pipe_starts_anew(tmp_path, vocab):
-    """That the pipe is removed while it is read is no error."""
+def test_an_interrupted_build_from_a_pipe_starts_again(tmp_path, vocab):
+    """The pipe may be removed while it is read."""
     options, pipe = SPLIT | {"tokenizer": vocab, "shard_size": 2000}, tmp_path / "pipe"
 
     def piped(content):

@@ -237,7 +237,7 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
 
 
 def test_what_phases_set_reaches_the_step(dataset, tmp_path):
-    """A decay of 1 / rate leaves only the last update of a matrix. A phase with all layers is no growth."""
+    """A decay of 1 / rate leaves only the last update of a matrix. A phase with all layers does not grow the model."""
     phases = [
         {"steps": 2, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.0, "layers": 2},
         {"steps": 2, "lr": 2e-3, "schedule": "constant", "weight_decay": 500.0, "trains": r"layer\.1"},

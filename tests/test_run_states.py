@@ -1,4 +1,4 @@
-"""Any order of stops, kills, full disks, damage, copies and later phases: a run ends as one that was left alone."""
+"""After stops, kills, full disks, damage, copies and later phases in any order, a run ends like an undisturbed one."""
 
 import itertools
 import os
@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(name=FILES, damage=DAMAGES)
     def damage(self, name, damage):
-        """Of the newest checkpoint that is complete. No run begins anew beside damaged ones."""
+        """Damages the newest complete checkpoint. If no complete one is left, the command is refused."""
         path = self.out / f"step-{self.saved[-1]:08d}" / name
         whole = path.read_bytes()
         damage(path)

@@ -604,7 +604,7 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
     for part in ("matched", "mismatched"):
         rows = "0\tlight\tsalt\tneutral", "1\tlight\tsalt\t-"
         write(data / "MNLI" / f"dev_{part}.tsv", "index\tsentence1\tsentence2\tgold_label", *rows)
-    write(data / "wnli", "a file of this name is no task")
+    write(data / "wnli", "a file, not a directory, of this name")
     arguments, sentences = ["suite", "glue", *tuning_of(bert_run, data, out)], []
     with before_rename("out/result.json", lambda: sentences.append(refused(main, *arguments, **busy))):
         done = succeeds(main, *arguments)

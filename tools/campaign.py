@@ -254,7 +254,7 @@ def _rank(line: str, environment: dict[str, str]) -> int:
 def watched(processes: list[BaseProcess], out: Path, stop: Stop | None) -> Start:
     """Waits for ranks of a run in `out`, and sends them a signal when it is due."""
 
-    def inode() -> int:  # a start writes the log anew, as another file
+    def inode() -> int:  # a start replaces the log with a new file
         return (out / "log.jsonl").stat().st_ino if (out / "log.jsonl").exists() else 0
 
     log, saved, is_stop_due = inode(), _saved(out), False

@@ -3,7 +3,7 @@
     python tools/freeze.py --commits HEAD     a commit and this working tree, to the bit
     python tools/freeze.py --commits A B      two commits, to the bit
     python tools/freeze.py                    this working tree and tests/golden/frozen.json, within its bounds
-    python tools/freeze.py --write            writes frozen.json anew
+    python tools/freeze.py --write            replace frozen.json
 
 It prints what differs, a run with its first differing step, and ends with exit code 1; else it says that all is the
 same. A scenario is a command line as users type it. Each commit is checked out into a worktree, and its scenarios run

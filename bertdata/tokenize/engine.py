@@ -47,7 +47,7 @@ NEAR_LINES, FAR_LINES = 1 << 17, 1 << 16  # lines of 64 bytes in the tables of r
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 HARD_RUNS = 1 << 10  # hard runs that the kernel collects before `tokenizers` encodes them
 LONGEST_PIECE = 1 << 24  # bytes of text that `tokenizers` may get in one piece; it needs 100 to 220 bytes for each
-_TOGETHER = 1 << 20  # bytes of texts in one call of it, and of a text that several threads may pass to it at once
+_TOGETHER = 1 << 20  # most bytes of texts in one call of it; a longer text is passed by one thread at a time
 _RESOLVED = 1 << 24  # approximate bytes of hard runs in memory at a time
 
 

@@ -99,7 +99,7 @@ def build(
     progress: called with the bytes of input done so far and the total bytes.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. A KeyboardInterrupt
-    lists the finished work in its message. A tokenizer with a kernel takes about the time of reading.
+    lists the finished work in its message. With a compiled tokenizer, a build takes about as long as reading the text.
     """
     require_local_output(str(out))
     form, machines = replace(text or TextFormat(), warnings=set()), machines or Machines()

@@ -30,7 +30,7 @@ LENGTH_OF = {
     "modernbert-base": 1024,
     **dict.fromkeys(("xlm-roberta", "deberta-v2", "esm"), 72),
 }
-"""Models, presets or small ones of a family, and the length of their rows, which is no other size of theirs."""
+"""Models (presets, or small ones of a family) and their row lengths, which differ from all their other sizes."""
 ROWS = 64  # of a micro-batch
 
 
@@ -86,7 +86,7 @@ class Indexing(TorchFunctionMode):
 
 
 def training_of(name, configs, dataset, device, **options):
-    """A model in training, in bf16, of fake tensors on a device. configs: files of those that are no presets."""
+    """A model in training mode, in bf16, of fake tensors on a device. configs: files of models without a preset."""
     options |= {"model": configs.get(name, name), "length": LENGTH_OF[name], "precision": "bf16", "compile": "off"}
     config = Config.make(data=str(dataset.path), out="none", **options)
     with torch.device("meta"):  # whose weights get no first values

@@ -97,7 +97,7 @@ def as_tables(rows):
 
 as_arrow_file = partial(as_arrow, new=pa.ipc.new_file)
 as_tsv = partial(as_csv, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_ALL)
-INVALID = pa.array([b"ab", b"\xffc"]).view(pa.string())  # a column of strings, of which the second is no UTF-8
+INVALID = pa.array([b"ab", b"\xffc"]).view(pa.string())  # a column of strings; the second is invalid UTF-8
 MAKE = {"text": as_text, "jsonl": as_jsonl, "csv": as_csv, "tsv": as_tsv, "arrow": as_arrow}
 ENDING = {kind: f".{kind}" for kind in (*MAKE, "parquet")} | {"text": ".txt"}
 

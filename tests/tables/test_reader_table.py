@@ -44,7 +44,7 @@ def dumps(value):
 class Reader(NamedTuple):
     """name: of a file, in a directory of its own or below it. good: its bytes, or a function (folder, given) that makes
     it, where given(name) is a fixture. read: (path, given) → raises, or a result of click. kinds: of errors that may
-    come. harmless: the damages that are none to it. more: other contents that are wrong, or functions of the good one.
+    come. harmless: damage that changes nothing that is read. more: wrong contents, or functions of the good bytes.
     """
 
     name: str

@@ -47,7 +47,7 @@ def given(tmp_path, vocab, dataset, bert_run):
     with ExitStack() as stack:
         stack.enter_context(directory_as_store(tmp_path))
         stack.enter_context(limits(threads_of_copies=1))
-        stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(text / "no")))  # whose failures are no errors
+        stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(text / "no")))  # its failures are not errors
         push(dataset.path, "s3://a/shards")
         model = bert_run / "step-00000002"
         yield SimpleNamespace(text=text, ids=prefix, vocab=vocab, dataset=dataset, model=model, rows=rows)
