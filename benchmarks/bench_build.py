@@ -1,10 +1,10 @@
-"""How long does text take to become fsynced shards, start-up and all, beside other engines?
+"""How long does text take to become fsynced shards, by the whole command, compared with other libraries?
 
-    python benchmarks/bench_build.py corpus.txt tokenizer.json [--rounds 3] [--environments .bench]
+    python benchmarks/bench_build.py corpus.txt tokenizer.json [--rounds 5] [--environments .bench]
 
 The file is in the page cache, kernels are compiled, and each run is a process with two workers. Other libraries
 (other_build.py, environments.py) get the documents in two files, datatrove as JSON lines. The number and the sum of the
-ids are compared first. Slopes are megabytes a second from a quarter of the documents to all of them.
+ids are compared first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import click
@@ -34,7 +33,7 @@ LIMIT_S = 240.0  # of one run of another library
 @click.command()
 @click.argument("corpus", type=Path)
 @click.argument("tokenizer")
-@click.option("--rounds", "repeats", default=3)
+@click.option("--rounds", "repeats", default=5)
 @click.option(
     "--environments", "environments", type=Path, help="Also times other libraries, whose environments are made here."
 )
@@ -49,58 +48,41 @@ def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) 
     with tempfile.TemporaryDirectory() as directory:
         build(corpus, "--validation", "0", out=f"{directory}/shards")
         texts = documents(str(corpus))
-        quarter = Path(directory) / "quarter.txt"
-        quarter.write_text("\n\n".join(texts[: len(texts) // 4]), encoding="utf-8")
-        further = size - quarter.stat().st_size / 1e6
         turns: dict[str, Callable[[], float]] = {
-            "ours, one": lambda: build(corpus),
-            "ours, a quarter": lambda: build(quarter),
+            "ours": lambda: build(corpus),
             "least": lambda: least(corpus, Path(directory)),
         }
         left_out: dict[str, str] = {}
         for name in OTHERS if environments else ():
             try:
-                turns |= turns_of(name, environments, tokenizer, texts, Path(directory))
+                turns[name] = turn_of(name, environments, tokenizer, texts, Path(directory))
             except LeftOut as reason:
                 left_out[name] = str(reason)
                 print(f"without {name}: {reason}", flush=True)
-        library_of = {turn: name for name in OTHERS for turn in (name, f"{name}, a quarter")}
-        seconds = in_turns(turns, repeats, library_of, left_out)
+        seconds = in_turns(turns, repeats, {name: name for name in OTHERS}, left_out)
     medians = {name: round(statistics.median(found), 3) for name, found in seconds.items()}
     for name, median in medians.items():
         print(f"{name:<20}{median:>9.2f} s")
-    result = {
-        "seconds": medians, "MB": round(size, 1), "rounds": repeats, "left out": left_out,
-        "MB/s by slope": slopes(medians, further),
-    }  # fmt: skip
+    result = {"seconds": medians, "MB": round(size, 1), "rounds": repeats, "left out": left_out}
     report("file to shards", "whole command, two workers", result)
 
 
-def slopes(medians: dict[str, float], further: float) -> dict[str, float]:
-    """Megabytes a second, of those that a whole text has further than its quarter; 0 where it took no longer."""
-    wholes = {"ours": "ours, one"} | {name: name for name in OTHERS if name in medians}
-    seconds = {name: medians[whole] - medians[f"{name}, a quarter"] for name, whole in wholes.items()}
-    return {name: round(further / each, 2) if each else 0.0 for name, each in seconds.items()}
-
-
-def turns_of(
-    name: str, environments: Path, tokenizer: str, texts: list[str], directory: Path
-) -> dict[str, Callable[[], float]]:
-    """Turns of a library on all texts and on a quarter of them. Raises LeftOut if it fails or makes other ids."""
+def turn_of(name: str, environments: Path, tokenizer: str, texts: list[str], directory: Path) -> Callable[[], float]:
+    """Return what times a library on the texts. Raises LeftOut if it fails or makes different ids."""
     python = python_of(name, environments)
-    files = {share: in_two_files(texts[: len(texts) // share], directory / f"{name}-{share}", name) for share in (1, 4)}
+    files = in_two_files(texts, directory / name, name)
 
-    def turn(share: int, out: str | None = None) -> float:
+    def turn(out: str | None = None) -> float:
         with tempfile.TemporaryDirectory() as scratch:
-            command = command_of(python, "other_build.py", "build", name, tokenizer, out or scratch, *files[share])
+            command = command_of(python, "other_build.py", "build", name, tokenizer, out or scratch, *files)
             return seconds_of(command, LIMIT_S)
 
     with tempfile.TemporaryDirectory() as scratch:
-        turn(1, scratch)
+        turn(scratch)
         found = last_line(command_of(python, "other_build.py", "count", name, tokenizer, scratch), seconds=LIMIT_S)
     if found != (wanted := count(bertdata.open(directory / "shards"))):
-        raise LeftOut(f"makes other ids: {found}, ours {wanted}")
-    return {name: partial(turn, 1), f"{name}, a quarter": partial(turn, 4)}
+        raise LeftOut(f"makes different ids: {found}, ours {wanted}")
+    return turn
 
 
 def count(shards: bertdata.Dataset) -> dict[str, int]:

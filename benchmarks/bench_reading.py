@@ -4,12 +4,12 @@
 
 Every engine has the same text: the shards of ours, and for the others the rows of one epoch of it, each written by its
 own writer. Regime: other_read.py. A round is one process of each engine in turn. Cold: the files were dropped from the
-page cache; from opening to the 20th batch, and megabytes from the disk. Warm: batches for so many seconds, 20 at least.
-Opening and resuming: to the first batch, from nothing and from a quarter of an epoch on; the median of five times.
-Memory: what the engine and its libraries add to the private memory of a process that has imported torch and
-transformers. Unmasked: as warm, without masks, so without transformers' collator. `memmap` is no library but a file of
-rows in random order by np.memmap, masked by vectorised NumPy. `collator` is transformers' collator alone: no engine
-that uses it can be faster.
+page cache; from opening to the 20th batch, and megabytes from the disk. Masked, unmasked, own (by its own masks, or by
+transformers' collator): batches for so many seconds, 20 at least, with warm files. Opening and resuming: to the first
+batch, from nothing and from a quarter of an epoch on; the median of five times. Memory: what the engine and its
+libraries add to the private memory of a process that has imported torch and transformers. `memmap` is no library but a
+file of rows in random order by np.memmap. `collator` is transformers' collator alone: own of no engine that uses it can
+be faster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ALONE = ("ours", "memmap", "collator")  # which need no environment
 OTHERS = ("datasets", "streaming", "litdata", "datatrove", "megatron")
 LIMIT_S = 300.0  # of one process
 FIGURES = {
-    "cold": "Mtok/s", "opening": "ms", "resuming": "ms", "warm": "Mtok/s", "memory": "MB", "unmasked": "Mtok/s",
+    "masked": "Mtok/s", "unmasked": "Mtok/s", "own": "Mtok/s", "cold": "Mtok/s", "opening": "ms", "resuming": "ms",
+    "memory": "MB",
 }  # fmt: skip
 
 

@@ -3,10 +3,10 @@
     python other_read.py write NAME ROWS TOKENIZER AT        ROWS: .npy, int64 [N, T], with special tokens
     python other_read.py read NAME ROWS TOKENIZER AT SECONDS
 
-A batch is 256 rows in random order with 15 % of the tokens masked, as int64 `input_ids` and `labels`: ours by our
-Loader, Megatron's by its BERTMaskedWordPieceDataset, `memmap` by NumPy alone, and all others by transformers'
-DataCollatorForLanguageModeling, which gets tensors: of what it takes, it is fastest with these. Each is read without
-masks too, so that the readers are compared and not the maskers: the same rows, as int64 `input_ids` alone.
+A batch is 256 rows in random order with 15 % of the tokens masked, as int64 `input_ids` and `labels`. Masked: ours by
+our Loader, and all others by the same vectorized lines of NumPy (`Masks`), which are the fastest that we know. By its
+own means: Megatron's by its BERTMaskedWordPieceDataset, all others by transformers' DataCollatorForLanguageModeling,
+which gets tensors: of what it takes, it is fastest with these. Unmasked: the same rows, as int64 `input_ids` alone.
 After writing, the rows of a batch are compared with ROWS; not Megatron's, which makes rows of its own from sentences.
 One process without workers on one core, torch with one thread. The last line is JSON; a part that fails has a reason.
 """
@@ -84,41 +84,48 @@ class Ours(Engine):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-class Memmap(Engine):
-    """No library: random rows of a file by np.memmap, masked by a few vectorised lines of NumPy.
+class Masks:
+    """A few vectorized lines of NumPy that mask rows.
 
-    One draw of 16 bits for each token says whether it is masked, and how; all else touches masked tokens alone.
+    One random number of 16 bits a token says whether it is masked, and how; all else touches masked tokens alone.
     """
+
+    def __init__(self, path: str) -> None:
+        from tokenizers import Tokenizer
+
+        vocabulary = Tokenizer.from_file(path).get_vocab()
+        self.mask, self.special = vocabulary["[MASK]"], np.zeros(len(vocabulary), bool)
+        self.special[[vocabulary[f"[{name}]"] for name in ("CLS", "SEP", "PAD")]] = True
+        self.random = np.random.Generator(np.random.SFC64(0))
+
+    def __call__(self, ids: np.ndarray) -> dict[str, torch.Tensor]:
+        """Of the chosen tokens 80 % become [MASK], 10 % become random ones, 10 % stay. ids: int64, masked in place."""
+        limit, flat, labels = round(SHARE * 2**16), ids.reshape(-1), np.full(ids.size, -100)
+        numbers = np.frombuffer(self.random.bytes(2 * ids.size), np.uint16)
+        chosen = np.flatnonzero(numbers < limit)
+        chosen = chosen[~self.special[flat[chosen]]]
+        labels[chosen], kinds = flat[chosen], numbers[chosen]
+        flat[chosen[kinds < 0.8 * limit]] = self.mask
+        changed = chosen[kinds >= 0.9 * limit]
+        flat[changed] = self.random.integers(self.special.size, size=changed.size)
+        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels.reshape(ids.shape))}
+
+
+class Memmap(Engine):
+    """No library: random rows of a file by np.memmap, masked by `Masks`."""
 
     def write(self) -> None:
         self.rows.astype("<u2").tofile(f"{self.at}/rows.bin")
 
     def prepare(self) -> None:
-        from tokenizers import Tokenizer
-
-        vocabulary = Tokenizer.from_file(self.tokenizer).get_vocab()
-        self.mask, self.special = vocabulary["[MASK]"], np.zeros(len(vocabulary), bool)
-        self.special[[vocabulary[f"[{name}]"] for name in ("CLS", "SEP", "PAD")]] = True
-        self.random = np.random.Generator(np.random.SFC64(0))
+        self.masks = Masks(self.tokenizer)
 
     def batches(self, skip: int = 0) -> Iterator[Any]:
         rows = np.memmap(f"{self.at}/rows.bin", "<u2", "r").reshape(-1, self.rows.shape[1])
         order = np.random.default_rng(0).permutation(len(rows))
         for first in range(skip * SIZE, len(rows) - SIZE + 1, SIZE):
             ids = rows[order[first : first + SIZE]].astype(np.int64)
-            yield self.mask_some(ids) if self.masked else {"input_ids": torch.from_numpy(ids)}
-
-    def mask_some(self, ids: np.ndarray) -> Any:
-        """Of the chosen tokens 80 % become [MASK], 10 % become random ones, 10 % stay."""
-        limit, flat, labels = round(SHARE * 2**16), ids.reshape(-1), np.full(ids.size, -100)
-        draws = np.frombuffer(self.random.bytes(2 * ids.size), np.uint16)
-        chosen = np.flatnonzero(draws < limit)
-        chosen = chosen[~self.special[flat[chosen]]]
-        labels[chosen], kinds = flat[chosen], draws[chosen]
-        flat[chosen[kinds < 0.8 * limit]] = self.mask
-        changed = chosen[kinds >= 0.9 * limit]
-        flat[changed] = self.random.integers(self.special.size, size=changed.size)
-        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels.reshape(ids.shape))}
+            yield self.masks(ids) if self.masked else {"input_ids": torch.from_numpy(ids)}
 
 
 class Collator(Engine):
@@ -368,8 +375,8 @@ def resuming(engine: Any, seconds: float) -> dict[str, float]:
     return opening(engine, seconds, middle)
 
 
-def warm(engine: Any, seconds: float) -> dict[str, float]:
-    """Batches for so many seconds, but COLD of them at least."""
+def own(engine: Any, seconds: float, mask: Callable[[np.ndarray], Any] | None = None) -> dict[str, float]:
+    """Batches for so many seconds, but COLD of them at least. mask: applied to the ids of each."""
     engine.clear()
     batches = engine.batches()
     next(batches)
@@ -382,8 +389,19 @@ def warm(engine: Any, seconds: float) -> dict[str, float]:
             start += time.perf_counter() - pause
             batches = engine.batches()
             continue
+        batch = mask(batch["input_ids"].numpy()) if mask else batch
         count, tokens = count + 1, tokens + size_of(batch)
     return {"Mtok/s": tokens / passed / 1e6}
+
+
+def masked(engine: Any, seconds: float) -> dict[str, float]:
+    """Batches that ours masks, and that all others have masked by the same lines of NumPy."""
+    if isinstance(engine, (Ours, Memmap)):
+        return own(engine, seconds)
+    engine.masked = False
+    rate = own(engine, seconds, Masks(engine.tokenizer))
+    engine.masked = True
+    return rate
 
 
 def memory(engine: Any, seconds: float) -> dict[str, float]:
@@ -394,7 +412,7 @@ def memory(engine: Any, seconds: float) -> dict[str, float]:
 def unmasked(engine: Any, seconds: float) -> dict[str, float]:
     """The same without masks."""
     engine.masked = False
-    return warm(engine, seconds)
+    return own(engine, seconds)
 
 
 def check(engine: Any) -> None:
@@ -442,7 +460,7 @@ def main(what: str, name: str, rows: str, tokenizer: str, at: str, seconds: str 
     engine.prepare()
     check(engine)
     gc.collect()
-    for part in (cold, opening, resuming, warm, memory, unmasked):
+    for part in (cold, opening, resuming, own, memory, masked, unmasked):
         try:
             found[part.__name__] = part(engine, float(seconds))
         except Exception as error:  # of which the table tells

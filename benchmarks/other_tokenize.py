@@ -1,9 +1,9 @@
-"""Other libraries for bench_tokenize.py: tokenizers, each in an environment and a process of its own.
+"""The libraries of bench_tokenize.py, ours among them: each in a process of its own, others in their own environments.
 
 This file is both ends of the pipe. The benchmark imports it for `Other`. The Python of a library's environment runs it
 as a script, which needs numpy, the standard library and that library:
 
-    python other_tokenize.py LIBRARY TOKENIZER DOCUMENTS    a line of JSON in asks for a pass, one out has its time
+    python other_tokenize.py LIBRARY TOKENIZER DOCUMENTS    reads a request as a line of JSON, writes its time as one
 
 The process keeps to one core, because `tokenizers` 1.0 and tokie take all cores, whatever RAYON_NUM_THREADS and
 TOKENIZERS_PARALLELISM say. It ends when its standard input is closed.
@@ -27,8 +27,41 @@ from numpy.typing import NDArray
 
 ANSWER_S = 300.0  # a library that has not answered by then is left out
 
-# One class for each library: `Name(path)` reads a tokenizer file; `encode` is what is timed, without special tokens, on
-# documents of the type it takes fastest; `ids` makes one array for each document of what `encode` returned, not timed.
+# One class for each library: `Name(path)` reads a tokenizer file; `encode` gives ids without special tokens, of
+# documents of the type that it encodes fastest; `ids`, which is not timed, makes one array for each document.
+
+
+class Ours:
+    takes = bytes
+
+    def __init__(self, path: str) -> None:
+        from bertdata import Tokenizer
+
+        self.tokenizer = Tokenizer.load(path)
+
+    def encode(self, documents: list) -> Any:
+        return self.tokenizer.encode_batch(documents)
+
+    def ids(self, found: Any) -> list:
+        ids, offsets = found
+        return np.split(ids, offsets[1:-1])
+
+
+class Installed:
+    """`tokenizers` 0.x of the environment that runs the benchmark."""
+
+    takes = str
+
+    def __init__(self, path: str) -> None:
+        from tokenizers import Tokenizer
+
+        self.tokenizer = Tokenizer.from_file(path)
+
+    def encode(self, documents: list) -> Any:
+        return self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+
+    def ids(self, found: Any) -> list:
+        return [encoding.ids for encoding in found]
 
 
 class Tokenizers:
@@ -94,10 +127,13 @@ class Gigatoken:
         return [np.asarray(row) for row in found]
 
 
-# Their names → class and environment.
+OURS, INSTALLED = "ours", "tokenizers 0.23"
+# Names → class, and environment: None for that of the benchmark.
 OTHERS = {
-    "gigatoken": (Gigatoken, "gigatoken"),
+    OURS: (Ours, None),
+    INSTALLED: (Installed, None),
     "tokenizers 1.0": (Tokenizers, "tokenizers"),
+    "gigatoken": (Gigatoken, "gigatoken"),
     "nanotoken": (Nanotoken, "nanotoken"),
     "tokie": (Tokie, "tokie"),
 }
@@ -109,20 +145,24 @@ class Other:
     directory: where the environments are. Raises LeftOut if that of the library cannot be made.
     """
 
-    def __init__(self, name: str, directory: Path, tokenizer: str, documents: Path) -> None:
-        python = python_of(OTHERS[name][1], directory)
-        command = command_of(python, "other_tokenize.py", name, tokenizer, documents)
+    def __init__(self, name: str, directory: Path | None, tokenizer: str, documents: Path) -> None:
+        environment = OTHERS[name][1]
+        command = [sys.executable, __file__, name, tokenizer, str(documents)]
+        if environment:
+            assert directory, "a library with an environment needs a directory of environments"
+            command = command_of(python_of(environment, directory), "other_tokenize.py", name, tokenizer, documents)
         # In a session of its own: Ctrl-C reaches the benchmark alone, which then ends this process.
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def encode(self, first: int, stop: int, *, cold: bool, ids: Path | None = None) -> float:
-        """Seconds of encoding documents `first` to `stop`; `ids` is a .npz file to write.
+    def encode(self, *, from_file: bool, ids: Path | None = None) -> float:
+        """Return the seconds of encoding all documents.
 
-        Cold: by a tokenizer that was just read from its file. Raises LeftOut if it cannot be done.
+        from_file: with a tokenizer that is read from its file in this time; else with the one before, which has encoded
+        the documents. ids: a .npz file to write. Raises LeftOut if it cannot be done.
         """
-        request = {"first": first, "stop": stop, "cold": cold, "ids": ids and str(ids)}
+        request = {"from_file": from_file, "ids": ids and str(ids)}
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
@@ -144,14 +184,18 @@ class Other:
         self.process.communicate()
 
 
+def write_documents(path: Path, documents: list[str]) -> None:
+    path.write_text(json.dumps(documents), encoding="utf-8")
+
+
 def read_ids(path: Path) -> list[NDArray[Any]]:
-    """One array of ids for each document, of what a library wrote."""
+    """Return one array of ids for each document, of what a library wrote."""
     with np.load(path) as found:
         return np.split(found["ids"], np.cumsum(found["lengths"])[:-1])
 
 
 def work(name: str, tokenizer: str, path: str) -> None:
-    """The other end: passes as they are asked for. The first fault is answered, and ends the process."""
+    """Answer requests. The first error is answered too, and ends the process."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody reads the answer: the benchmark was killed
@@ -163,12 +207,11 @@ def work(name: str, tokenizer: str, path: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            if request["cold"] or other is None:
-                other = None  # before the next is made
-                other = make(tokenizer)
-            part = documents[request["first"] : request["stop"]]
+            if request["from_file"]:
+                other = None  # its memory is free before the next is made
             start = time.perf_counter()
-            found = other.encode(part)
+            other = make(tokenizer) if other is None else other
+            found = other.encode(documents)
             answer: dict[str, Any] = {"seconds": time.perf_counter() - start}
             if request["ids"]:
                 ids = [np.asarray(one, dtype=np.uint32) for one in other.ids(found)]

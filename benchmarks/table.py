@@ -1,16 +1,18 @@
 """Our engine and trainer beside other libraries, measured in one run: `make bench`, docs/benchmarks.md.
 
-    python benchmarks/table.py [--directory .bench] [--corpus FILE] [--tokenizers DIR] [--rounds 3] [--minutes 1.5]
+    python benchmarks/table.py [--directory .bench] [--corpus FILE] [--tokenizers DIR] [--rounds 5] [--minutes 1.5]
     python benchmarks/table.py --only-write        the outputs once more, from what was measured
 
 The directory gets the corpus, the vocabulary, the shards, the environments of other libraries, and measured.jsonl, with
-one line for each question. A question that has a line of the same commit, text, settings and machine is not measured
-again, so a run that was stopped goes on; but with changes that are not committed, all is measured. The results are
-benchmarks/results/comparison.json, and the table of docs/benchmarks.md.
+one line for each question. A question that has a line of the same source, text, settings and machine is not measured
+again, so a run that was stopped resumes. The results are benchmarks/results/comparison.json, and the table of
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
+import ast
+import ctypes
 import hashlib
 import json
 import os
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -44,7 +47,15 @@ TOKENIZERS = {
     "Llama 3": "llama3",
     "T5": "t5-small",
 }  # names of directories
+PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 BUSY = 0.05  # of the cores' time; if other programs take more, the stamp says so
+SOURCES = {  # first word of a question → the source that it measures
+    "tokenizing": ("bertdata/tokenize", "bertdata/bits.py", "bertdata/jit.py"),
+    "building": ("bertdata",),
+    "reading": ("bertdata/read", "bertdata/format", "bertdata/bits.py", "bertdata/jit.py"),
+    "training": ("bertrain/*.py", "bertrain/models", "bertrain/optim", "bertrain/objectives", "bertdata/read"),
+    "time": ("bertrain/*.py", "bertrain/models", "bertrain/optim", "bertrain/objectives", "bertdata/read"),
+}
 BEGIN, END = "<!-- begin: comparison -->", "<!-- end: comparison -->"
 NAMES = {
     "gigatoken": "gigatoken", "tokenizers 1.0": "tokenizers 1.0", "nanotoken": "nanotoken", "tokie": "tokie",
@@ -57,7 +68,14 @@ NAMES = {
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """Seconds that all cores were busy since the machine started, and those of this process and its ended children."""
+    """Seconds that all cores were busy since the machine started, and those of this process and its ended children.
+
+    Children of ended children count too, such as those of a fork server: the kernel gives them to this process.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     with open("/proc/stat") as file:
         user, nice, system, _, _, irq, softirq, stolen, *_ = (int(field) for field in file.readline().split()[1:])
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -65,29 +83,44 @@ def cpu_seconds() -> tuple[float, float]:
     return busy, sum(one.ru_utime + one.ru_stime for one in used)
 
 
+def source_digest(question: str) -> str:
+    """Return a digest of the source that a question measures, without comments and docstrings."""
+    found = hashlib.sha256()
+    for pattern in SOURCES[question.split()[0].rstrip(",")]:
+        for path in sorted(ROOT.glob(pattern)):
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                tree = ast.parse(file.read_text(encoding="utf-8"))
+                for node in ast.walk(tree):
+                    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                    if is_text and isinstance(node.value.value, str):
+                        node.value.value = ""
+                found.update(f"{file.relative_to(ROOT)}\n{ast.unparse(tree)}\n".encode())
+    return found.hexdigest()[:16]
+
+
 class Measurements:
-    """measured.jsonl: the answer to each question, with what it depends on: settings, `commit` among them."""
+    """measured.jsonl: the answer to each question, with the source and the settings that it depends on."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path, self.settings = path, settings
         text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # a line was cut off as the disk was full or the process died
-            path.write_text(whole)
-        self.lines = [json.loads(line) for line in whole.splitlines()]
+        complete = text[: text.rfind("\n") + 1]
+        if complete != text:  # a line was cut off as the disk was full or the process died
+            path.write_text(complete)
+        self.lines = [json.loads(line) for line in complete.splitlines()]
 
-    def found(self, question: str) -> dict[str, Any] | None:
-        """The newest line of a question under these settings."""
-        same = (one for one in reversed(self.lines) if one["question"] == question and one["settings"] == self.settings)
-        return next(same, None)
+    def key(self, question: str) -> dict[str, Any]:
+        return {"question": question, "source": source_digest(question), "settings": self.settings}
 
-    def ask(self, question: str, measure: Callable[[], Any]) -> None:
-        """Measures, if there is no line. A failure is kept as a reason, and is measured again in the next run.
+    def newest(self, question: str) -> dict[str, Any] | None:
+        """Return the newest line of a question with this source and these settings."""
+        key = self.key(question)
+        return next((one for one in reversed(self.lines) if key.items() <= one.items()), None)
 
-        So is everything outside git, or where files differ from the commit: the line may be of other code.
-        """
-        before, commit = self.found(question), self.settings["commit"]
-        if commit != "unknown" and not commit.endswith("+") and before and "reason" not in before:
+    def ask(self, question: str, measure: Callable[[], Any], *, again: bool) -> None:
+        """Measure, if there is no line, or again. A failure is written as a reason, and is measured again."""
+        before = self.newest(question)
+        if before and "reason" not in before and not again:
             print(f"{question}: measured before")
             return
         start, (busy, own) = time.perf_counter(), cpu_seconds()
@@ -97,7 +130,7 @@ class Measurements:
             answer = {"reason": str(reason)}
         passed, (busy_after, own_after) = time.perf_counter() - start, cpu_seconds()
         others = max(0.0, (busy_after - busy) - (own_after - own)) / passed / (os.cpu_count() or 1)
-        line = {"question": question, "settings": self.settings, **answer, "seconds": round(passed, 1),
+        line = {**self.key(question), **answer, "commit": commit(), "seconds": round(passed, 1),
                 "share of other programs": round(others, 3)}  # fmt: skip
         self.lines.append(line)
         with open(self.path, "a") as file:
@@ -163,7 +196,7 @@ def commit() -> str:
 
 def stamp(corpus: Path, measurements: Measurements, questions: list[str]) -> dict[str, Any]:
     """What the figures depend on."""
-    lines = [line for question in questions if (line := measurements.found(question))]
+    lines = [line for question in questions if (line := measurements.newest(question))]
     seconds = sum(line["seconds"] for line in lines)
     others = sum(line["share of other programs"] * line["seconds"] for line in lines) / max(seconds, 1e-9)
     with open("/proc/meminfo") as file:
@@ -173,6 +206,7 @@ def stamp(corpus: Path, measurements: Measurements, questions: list[str]) -> dic
         "system": platform.platform(), "corpus, MB": round(corpus.stat().st_size / 1e6, 1),
         "share of other programs": round(others, 3), "other programs ran": others > BUSY,
         "seconds": round(seconds), "packages": sorted(pin for pins in PINS.values() for pin in pins),
+        "commit": commit(),
     } | measurements.settings  # fmt: skip
 
 
@@ -190,46 +224,45 @@ def row(what: str, library: str, ours: Any, theirs: Any, unit: str, *, better: s
 
 def tokenizing(name: str, result: dict[str, Any]) -> list[dict]:
     rates, rows = result["MB/s median"], []
-    for state in ("cold", "warm"):
-        what = f"tokenizing, {name}, {state}"
-        rows.append(row(what, "tokenizers 0.23", rates[state], rates["encode_batch_fast"], "MB/s"))
-        for library in ("tokenizers 1.0", "gigatoken", "nanotoken", "tokie"):
+    for state in ("from file", "warm"):
+        for library in ("tokenizers 0.23", "tokenizers 1.0", "gigatoken", "nanotoken", "tokie"):
             why = result["left out"].get(library, "")
-            if not why or state == "cold":  # a reason is given once
-                rows.append(row(what, library, rates[state], rates.get(f"{library} {state}"), "MB/s", reason=why))
+            if not why or state == "from file":  # a reason is given once
+                rates_of = (rates[f"ours {state}"], rates.get(f"{library} {state}"))
+                rows.append(row(f"tokenizing, {name}, {state}", library, *rates_of, "MB/s", reason=why))
     return rows
 
 
 def building(result: dict[str, Any]) -> list[dict]:
-    seconds, slopes, rows = result["seconds"], result["MB/s by slope"], []
-    libraries = ("datasets", "datatrove", "litdata", "streaming", "megatron")
-    for name in libraries:
-        why = result["left out"].get(name, "")
-        given = (seconds["ours, one"], seconds.get(name), "s")
-        rows.append(row("building, whole command", NAMES[name], *given, better="less", reason=why))
-    for name in libraries:
-        theirs, ours = slopes.get(name), slopes["ours"]
-        why = result["left out"].get(name, "")
-        noise = "the larger text took no longer: noise"
-        if theirs is not None and theirs <= 0:
-            theirs, why = None, noise
-        if ours <= 0:
-            ours, why = None, f"ours: {noise}"
-        rows.append(row("building, each further MB", NAMES[name], ours, theirs, "MB/s", reason=why))
-    return rows
+    seconds, what = result["seconds"], f"text to shards, {result['MB']:.0f} MB, whole command"
+    return [
+        row(
+            what,
+            NAMES[name],
+            seconds["ours"],
+            seconds.get(name),
+            "s",
+            better="less",
+            reason=result["left out"].get(name, ""),
+        )
+        for name in ("datasets", "datatrove", "litdata", "streaming", "megatron")
+    ]
 
 
 def reading(result: dict[str, Any]) -> list[dict]:
-    figures, rows = result["figures"], []
+    numbers, rows = result["figures"], []
     parts = {
-        "warm": ("reading", "Mtok/s", "more"), "unmasked": ("reading without masks", "Mtok/s", "more"),
-        "cold": ("cold reading", "Mtok/s", "more"),
+        "masked": ("masked batches, others by the same NumPy", "Mtok/s", "more"),
+        "own": ("masked batches, others by their own means", "Mtok/s", "more"),
+        "unmasked": ("batches without masks", "Mtok/s", "more"), "cold": ("cold reading", "Mtok/s", "more"),
         "opening": ("opening to the first batch", "ms", "less"),
         "resuming": ("resuming to the first batch", "ms", "less"), "memory": ("memory of a reader", "MB", "less"),
     }  # fmt: skip
     for part, (what, unit, better) in parts.items():
         for name in ("memmap", "datasets", "litdata", "streaming", "megatron", "datatrove"):
-            theirs, ours = (figures.get(one, {}).get(part, {}) for one in (name, "ours"))
+            if (part, name) == ("own", "memmap"):  # it has none
+                continue
+            theirs, ours = (numbers.get(one, {}).get(part, {}) for one in (name, "ours"))
             why = result["left out"].get(name) or theirs.get("reason") or ""
             if unit not in ours:
                 why = f"ours: {result['left out'].get('ours') or ours.get('reason')}"
@@ -287,14 +320,9 @@ def notes(answers: dict[str, Any]) -> dict[str, str]:
     if "building" in results:
         least = results["building"]["seconds"]["least"]
         found["building"] = f"reading the text and writing its ids with fsync: {least:.3f} s"
-        if shares := results.get("threads of a build"):
-            found["building"] += (
-                f"; in the steady part of a longer build, {shares['first thread, share']:.1%} of the CPU time is in "
-                f"the first thread, and {shares['under the lock, share']:.1%} under Python's lock"
-            )
-    if rate := results.get("reading", {}).get("figures", {}).get("collator", {}).get("warm", {}).get("Mtok/s"):
+    if rate := results.get("reading", {}).get("figures", {}).get("collator", {}).get("own", {}).get("Mtok/s"):
         found["reading"] = (
-            f"transformers' collator alone, which masks for all but ours, memmap and Megatron: {number(rate)} Mtok/s"
+            f"transformers' collator alone, the own means of all but memmap and Megatron: {number(rate)} Mtok/s"
         )
     if "time to a loss" in results:
         found["time to a loss"] = results["time to a loss"]["regime"]
@@ -342,7 +370,7 @@ def page(data: dict[str, Any]) -> str:
         "|---|---|---|",
     ]
     for what in dict.fromkeys(one["what"] for one in data["rows"]):
-        rows = [one for one in data["rows"] if one["what"] == what]
+        rows = sorted((one for one in data["rows"] if one["what"] == what), key=lambda one: one["times"] or 0)
         mine = next((f"{number(one['ours'])} {one['unit']}" for one in rows if one["ours"] is not None), "")
         lines.append(f"| {what} | {mine} | {', '.join(compared(rows))} |")
     return "\n".join(lines)
@@ -382,11 +410,11 @@ def write(data: dict[str, Any]) -> None:
     help=f"Directory with tokenizer.json of {', '.join(TOKENIZERS.values())}, each in a directory of that name. "
     "Default: a WordPiece that is trained on the text, and no others.",
 )  # fmt: skip
-@click.option("--megabytes", default=16.0, show_default=True, help="Of docstrings.")
-@click.option("--rounds", default=3, show_default=True, help="Of every measurement but the time to a loss.")
+@click.option("--megabytes", default=64.0, show_default=True, help="Of docstrings, if there are as many.")
+@click.option("--rounds", default=5, show_default=True, help="Of every measurement but the time to a loss.")
 @click.option("--minutes", default=1.5, show_default=True, help="Of the time to a loss, for either side.")
 @click.option("--steps", default=10, show_default=True, help="Of training, 5 of which are not counted.")
-@click.option("--only", type=click.Choice(list(ROWS)), multiple=True, help="Measure these questions and write nothing.")
+@click.option("--only", type=click.Choice(list(ROWS)), multiple=True, help="Measure these questions again.")
 @click.option("--only-write", is_flag=True, help="Write the outputs once more from benchmarks/results/comparison.json.")
 def main(
     directory: Path,
@@ -414,7 +442,7 @@ def main(
     text = prepare(directory, corpus, megabytes)
     tokenizer, shards = directory / "tokenizer", directory / "shards"
     file, ranks = tokenizer / "tokenizer.json", min(2, len(os.sched_getaffinity(0)))
-    settings = {"commit": commit(), "machine": machine(), "text": digest(text)[:16]}
+    settings = {"machine": machine(), "text": digest(text)[:16]}
     settings |= {"rounds": rounds, "minutes": minutes, "steps": steps}
     files = files_of(tokenizers, file)
     settings["tokenizers"] = {name: digest(path)[:16] for name, path in files.items()}
@@ -424,7 +452,7 @@ def main(
     def tokenize(name: str) -> dict[str, Any]:
         if name not in files:
             raise LeftOut(f"no {TOKENIZERS[name]}/tokenizer.json; give its directory with --tokenizers")
-        options = ("--megabytes", 1e9, "--rounds", rounds, *environments)
+        options = ("--rounds", rounds, *environments)
         return script("bench_tokenize.py", text, files[name], *options, limit=LIMIT_S)
 
     def train(precision: str) -> dict[str, Any]:
@@ -434,7 +462,6 @@ def main(
     questions: dict[str, Callable[[], Any]] = {f"tokenizing, {name}": partial(tokenize, name) for name in TOKENIZERS}
     questions |= {
         "building": lambda: script("bench_build.py", text, file, "--rounds", rounds, *environments, limit=LIMIT_S),
-        "threads of a build": lambda: script("bench_threads.py", text, file, *environments, limit=LIMIT_S),
         "reading": lambda: script(
             "bench_reading.py", shards, file, "--rounds", rounds, "--directory", directory, *environments, limit=LIMIT_S
         ),
@@ -446,10 +473,10 @@ def main(
     }  # fmt: skip
     for question, measure in questions.items():
         if not only or question in only:
-            measurements.ask(question, measure)
-    if only:
-        return
-    answers = {question: measurements.found(question) or {"reason": "not measured"} for question in questions}
+            measurements.ask(question, measure, again=question in only)
+    answers = {question: measurements.newest(question) or {"reason": "not measured"} for question in questions}
+    if only:  # the other answers stay
+        answers = json.loads(OUT.read_text())["measured"] | {question: answers[question] for question in only}
     stamped = stamp(text, measurements, list(questions))
     write({"stamp": stamped, "rows": rows_of(answers), "notes": notes(answers), "measured": answers})
 
