@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,16 +13,15 @@ import pytest
 import torch
 from hypothesis import given
 from scipy.special import rel_entr, softmax
-from support.commands import invoke, refused, refuses, succeeds
+from support.commands import refused, refuses, succeeds
 from support.data import SPECIAL, assert_goes_on, assert_same, build, write_dataset
 from support.disk import contents, write
 from support.families import LISTED, model_of
 from support.limits import limits
-from support.runs import CPU, QUIET, TINY, flags, last_checkpoint, learner, learner_of, on_ranks, refused_run, train
+from support.runs import CPU, QUIET, TINY, last_checkpoint, learner, learner_of, on_ranks, refused_run, steps_of, train
 
 import bertdata
 from bertdata.support import read_record, write_record
-from bertrain import checkpoint
 from bertrain.__main__ import main
 from bertrain.config import Config
 from bertrain.data import micro_batches
@@ -57,7 +57,7 @@ def caches(dataset, big, once):
     """Of all tokens and of 64 of the 82, for all masked samples of two epochs."""
 
     def make(folder):
-        for name, top_k in (("all", dataset.special_tokens.vocab_size), ("few", 64)):
+        for name, top_k in (("all", 10**6), ("few", 64)):
             succeeds(main, *ask(dataset, big, folder / name, "--variants", VARIANTS, top_k=top_k))
 
     return {name: once("caches", make) / name for name in ("all", "few")}
@@ -71,47 +71,42 @@ def loader_of(dataset, cache=None, **more):
 
 @pytest.mark.parametrize("shuffle", ["full", "blocks"])
 def test_with_variants_the_stream_comes_round_and_is_the_same_until_then(dataset, shuffle):
-    options = {"length": 32, "shuffle": shuffle, "global_batch_size": 50}
-    plain, turning = bertdata.Loader(dataset, **options), bertdata.Loader(dataset, variants=2, **options)
-    n = plain.num_samples
-    for _ in range(3 * n // 50):
-        start, batch = turning.position, next(turning)
-        again = plain.read(np.arange(start, start + 50) % (2 * n))
-        assert_same(batch, again)
-    assert not np.array_equal(plain.read(np.arange(20)).input_ids, plain.read(np.arange(20) + 2 * n).input_ids)
+    plain, turning = (bertdata.Loader(dataset, length=32, shuffle=shuffle, variants=number) for number in (None, 2))
+    n, positions = plain.num_samples, np.arange(3 * plain.num_samples)
+    assert_same(turning.read(positions), plain.read(positions % (2 * n)))
+    assert not np.array_equal(plain.read(positions[:n]).input_ids, plain.read(positions[:n] + 2 * n).input_ids)
 
 
 # --------------------------------------------------------------------------------------------------------------- cache
 
 
+def in_buckets(logits, ids):
+    """The probabilities of some tokens of each row, and of all its others together."""
+    p = softmax(logits, -1)
+    others = [[np.delete(row, some).sum()] for row, some in zip(p, ids, strict=True)]
+    return np.concatenate([np.take_along_axis(p, ids, -1), others], -1)
+
+
 def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     """And its header sums what they say, and names the teacher."""
-    loader, weights = loader_of(dataset, caches["few"]), learner(load_model(last_checkpoint(big))).eval()
-    positions = np.arange(2 * loader.num_samples)
-    short = int(loader.read(np.arange(loader.num_samples)).sample_ids.argmax())  # the last row of the text
-    batch = loader.read(np.array([0, 1, 35, 36, 37, 38, short, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1]))
+    loader, teacher = loader_of(dataset, caches["few"]), load_model(last_checkpoint(big))
+    batch = loader.read(np.arange(4, 2 * loader.num_samples + 4))  # the last row of the text is short
+    used = batch.targets != bertdata.IGNORE_INDEX
     with torch.no_grad():
-        truth = weights.logits(**feed_of(batch)).double().softmax(-1).numpy()
-    used = batch.targets != bertdata.IGNORE_INDEX
-    assert batch.teacher_ids.shape == (9, 5, 64)
-    assert batch.teacher_ids.dtype == np.uint16
-    for row, slot in zip(*np.nonzero(used), strict=True):
-        ids = batch.teacher_ids[row, slot]
-        kept = truth[row, slot][ids]
-        assert np.allclose(np.exp(batch.teacher_logprobs[row, slot].astype(float)), kept, rtol=6e-3)
-        assert kept.min() >= np.delete(truth[row, slot], ids).max() - 1e-6
-        assert np.exp(float(batch.teacher_tails[row, slot])) == pytest.approx(1 - kept.sum(), rel=6e-3)
+        logits = learner(teacher).eval().logits(**feed_of(batch)).double().numpy()[used]
+    answered = batch.teacher_ids, batch.teacher_logprobs, batch.teacher_tails[..., None]
+    assert (batch.teacher_ids.shape[1:], batch.teacher_ids.dtype) == ((5, 64), np.uint16)
     assert not used.all()
-    for array in (batch.teacher_ids, batch.teacher_logprobs, batch.teacher_tails):
-        assert not array[~used].view(np.uint16).any()
-    header, batch = read_record(caches["few"] / "cache.json"), loader_of(dataset, caches["all"]).read(positions)
-    assert header["teacher"]["sha256"] == fingerprint(load_model(last_checkpoint(big)))
+    assert not any(array[~used].view(np.uint16).any() for array in answered)
+    ids, *logs = (array[used] for array in answered)
+    expected = in_buckets(logits, ids.astype(int))
+    assert np.exp(np.concatenate(logs, -1).astype(float)) == pytest.approx(expected, rel=6e-3)
+    p = softmax(logits, -1)
+    assert np.sort(p)[:, :-65:-1] == pytest.approx(expected[:, :-1], abs=1e-6)
+    header = read_record(caches["few"] / "cache.json")
+    assert header["teacher"]["sha256"] == fingerprint(teacher)
     sums = [sum(unit["counts"][name] for unit in header["units"]) for name in ("targets", "entropy", "tail_mass")]
-    used = batch.targets != bertdata.IGNORE_INDEX
-    logprobs = batch.teacher_logprobs[used].astype(float)
-    entropy, tail_mass = -(np.exp(logprobs) * logprobs).sum(), np.exp(logprobs[:, 64:]).sum()
-    assert sums[0] == used.sum()
-    assert sums[1:] == pytest.approx([entropy, tail_mass], rel=1e-2)
+    assert sums == pytest.approx([used.sum(), -(p * np.log(p)).sum(), expected[:, -1].sum()], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -122,33 +117,18 @@ def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp
     assert contents(out) == contents(caches["few"])
 
 
-OTHERS = {  # options of another cache: what the error names
-    "--seed 1": "seed 0 → 1",
-    "--length 24": "length 32 → 24",
-    "--mlm-probability 0.2": "probability 0.15 → 0.2",
-    "--masking whole_word": "policy exact → whole_word",
-    "--shuffle blocks": "shuffle full → blocks",
-    "--samples packed": "samples windows → packed",
-    "--top-k 8": "top_k 64 → 8",
-    "--variants 3": "variants 2 → 3",
-}
-
-
 def test_a_cache_belongs_to_its_samples_and_its_teacher(dataset, corpus, vocab, big, caches, bert_run, tmp_path):
     """It is not continued for others, and no student of other samples learns from it."""
     before = contents(caches["few"])
-    for change, named in (OTHERS | {f"--model {bert_run}": "teacher.sha256"}).items():
+    others = ["--seed 1", "--length 24", "--mlm-probability 0.2", "--masking whole_word", "--shuffle blocks"]
+    for change in (*others, "--samples packed", "--top-k 8", "--variants 3", f"--model {bert_run}"):
         given = ask(dataset, big, caches["few"], "--variants", VARIANTS, *change.split())
-        refused(main, *given, kind="other-settings", option="out", says=named)
+        refused(main, *given, kind="other-settings", option="out")
     build([corpus], tmp_path / "same", tokenizer=vocab)
     build([corpus], tmp_path / "other", vocab_size=60)
     known = {"teacher_cache": caches["few"], "model": TINY, "kind": "other-stream", "option": "teacher_cache"}
-    for data, seed, named in (
-        (dataset.path, 1, "seed 0 → 1"),
-        (tmp_path / "same", 0, "dataset_id "),
-        (tmp_path / "other", 0, "tokenizer "),
-    ):
-        refused_run(data, tmp_path / "run", data_seed=seed, **known, says=named)
+    for data, seed in ((dataset.path, 1), (tmp_path / "same", 0), (tmp_path / "other", 0)):
+        refused_run(data, tmp_path / "run", data_seed=seed, **known)
     refused_run(tmp_path / "other", tmp_path / "run", teacher=big, kind="tokenizer-differs")
     assert contents(caches["few"]) == before
     assert not (tmp_path / "run" / "log.jsonl").exists()
@@ -156,23 +136,21 @@ def test_a_cache_belongs_to_its_samples_and_its_teacher(dataset, corpus, vocab, 
 
 def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path, monkeypatch):
     """A cache within the limit has the masks of the recipe, or those that are given beside it."""
-    few, arguments = ["--max-samples", 10], ask(dataset, big, tmp_path / "logits")
+    arguments = ask(dataset, big, tmp_path / "logits")
     refused(main, *arguments, kind="missing", option="max_samples")
+    arguments += ["--max-samples", 100, "--recipe", "tiny"]
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=500))
-        refused(main, *arguments, *few, kind="missing", option="yes", says="500")
-    with limits(teacher_bytes=1000):
-        refused(main, *arguments, *few, kind="missing", option="yes")
-        done = succeeds(main, *arguments, *few, "--yes", "--recipe", "tiny", "--mlm-probability", 0.15)
+        refused(main, *arguments, kind="missing", option="yes")
+    with limits(teacher_bytes=1000, teacher_units=2):
+        refused(main, *arguments, kind="missing", option="yes")
+        done = succeeds(main, *arguments, "--yes")
+        succeeds(main, *arguments, "--yes", "--mlm-probability", 0.15, "--out", tmp_path / "other")
     sizes = [path.stat().st_size for path in (tmp_path / "logits").glob("*.npy")]
     assert f"{sum(sizes):,} bytes" in done.output
-    more = ["--max-samples", 100, "--unit-samples", 49, "--top-k", 10**6, "--out", tmp_path / "larger"]
-    with limits(teacher_units=2):
-        succeeds(main, *arguments, *more, "--recipe", "tiny")
-    headers = [read_record(tmp_path / name / "cache.json") for name in ("logits", "larger")]
-    assert [header["stream"]["masking"]["probability"] for header in headers] == [0.15, 0.3]
-    assert [headers[1][name] for name in ("unit_samples", "top_k")] == [50, dataset.special_tokens.vocab_size]
-    assert headers[1]["stream"]["length"] == 32
+    headers = [read_record(tmp_path / name / "cache.json") for name in ("logits", "other")]
+    assert [header["stream"]["masking"]["probability"] for header in headers] == [0.3, 0.15]
+    assert headers[0]["unit_samples"] == 50  # of at most two units
 
 
 def test_damage_is_found_and_named(caches, tmp_path):
@@ -183,21 +161,19 @@ def test_damage_is_found_and_named(caches, tmp_path):
     with open(out / "unit-00003.tails.npy", "ab") as file:
         file.write(b"\0")
     sentence = refused(main, "teacher", "--verify", out, kind="damaged")
-    for name in ("unit-00001.ids.npy", "unit-00002.json", "unit-00003.tails.npy"):
-        assert name in sentence
+    assert all(name in sentence for name in ("unit-00001.ids.npy", "unit-00002.json", "unit-00003.tails.npy"))
     for position in (UNIT, 3 * UNIT):
         with refuses("damaged"):
             answers.TeacherCache(out).read(np.array([position]), 83)
-    for name in ("logprobs", "tails"):
-        for value in (np.nan, np.inf, -np.inf, 0.01, -np.nan):
-            np.load(out / f"unit-00000.{name}.npy", mmap_mode="r+")[7] = value
-            with refuses("damaged"):
-                answers.TeacherCache(out).read(np.arange(UNIT), 83)
-        shutil.copy(caches["few"] / f"unit-00000.{name}.npy", out)
+    for name, value in product(("logprobs", "tails"), (np.nan, np.inf, -np.inf, 0.01, -np.nan)):
+        array = np.load(out / f"unit-00000.{name}.npy", mmap_mode="r+")
+        kept, array[7] = array[7], value
+        with refuses("damaged"):
+            answers.TeacherCache(out).read(np.arange(UNIT), 83)
+        array[7] = kept
     header = read_record(out / "cache.json")
-    changes = [{"top_k": 10**6}, {"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}, {"stream": [1]}]
-    changes += [{"stream": {"variants": variants}} for variants in (0, "2", 1.0, True, 1 << 70)]
-    for wrong in changes:
+    changes = [{"top_k": 10**6}, {"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}]
+    for wrong in (*changes, *({"stream": {"variants": variants}} for variants in (0, "2", True, 1 << 70))):
         write_record(out / "cache.json", header | wrong)
         with refuses("damaged"):
             answers.TeacherCache(out)
@@ -228,36 +204,25 @@ def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_
     header["stream"]["masking"] |= {"random_from": "ordinary"}
     del header["stream"]["masking"]["rule"]
     write_record(cache / "cache.json", header)
-    assert loader_of(dataset, cache).masking == bertdata.Masking(rule=1)
     succeeds(main, *ask(dataset, big, cache, "--variants", VARIANTS))
     train(dataset.path, tmp_path / "run", **QUIET, teacher_cache=str(cache), steps=2)
     assert '"rule": 1' in (tmp_path / "run" / "log.jsonl").read_text()
 
 
-@pytest.mark.parametrize("command", ["pretrain", pytest.param("doctor", marks=pytest.mark.slow)])
 def test_a_cache_that_ends_before_the_run_or_its_variants_is_refused_and_a_complete_one_has_no_end(
-    dataset, big, caches, tmp_path, command
+    dataset, big, caches, tmp_path
 ):
-    """A run of more than a round of the variants, whose last sample is one of the first of a round."""
     size, few = VARIANTS * loader_of(dataset).num_samples, tmp_path / "logits"
     succeeds(main, *ask(dataset, big, few, "--variants", VARIANTS, "--max-samples", 20, top_k=4))
-    for steps, rows, is_refused in ((3, 6, False), (4, 6, True), (1, size + 5, True)):
-        given = flags(dataset.path, tmp_path / f"run{steps}{rows}", steps=steps, global_batch_size=rows, **QUIET)
-        done = invoke(main, command, *given, "--micro-batch-size", 64, "--teacher-cache", few)
-        assert done.exit_code == (is_refused and (2 if command == "pretrain" else 1)), done.output
-        assert not is_refused or f"{min(size, steps * rows):,}" in done.output
-    more = ["--steps", size // 8 + 5, "--global-batch-size", 8, "--teacher-cache", caches["few"], "--eval-every", 0]
-    succeeds(main, command, *flags(dataset.path, tmp_path / "run"), *more)
+    for steps, rows in ((4, 6), (1, size + 5)):
+        how = {"kind": "not-stored", "option": "teacher_cache", "given": min(size, steps * rows)}
+        options = QUIET | {"steps": steps, "global_batch_size": rows, "micro_batch_size": 64, "teacher_cache": few}
+        refused_run(dataset.path, tmp_path / "more", **options, **how)
+    for cache, options in ((few, {"steps": 3}), (caches["few"], {"steps": size // 64 + 1, "global_batch_size": 64})):
+        train(dataset.path, tmp_path / cache.parent.name, **QUIET, teacher_cache=str(cache), **options)
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
-
-
-def in_buckets(logits, ids):
-    """The probabilities of some tokens of each row, and of all its others together."""
-    p = softmax(logits, -1)
-    others = [[np.delete(row, some).sum()] for row, some in zip(p, ids, strict=True)]
-    return np.concatenate([np.take_along_axis(p, ids, -1), others], -1)
 
 
 @given(
@@ -291,16 +256,14 @@ def test_cached_and_asked_give_the_same_losses(dataset, big, bert_run, caches, t
     options |= {"distil": "logits", "temperature": 2.0}
     asked = train(dataset.path, tmp_path / "asked", teacher=str(big), **options)
     assert "distil_loss" not in plain[0]
-    assert asked[0]["loss"] == plain[0]["loss"]
-    assert asked[1]["loss"] != plain[1]["loss"]
+    assert [asked[step]["loss"] == plain[step]["loss"] for step in (0, 1)] == [True, False]
     assert asked[7]["distil_loss"] < 0.9 * asked[0]["distil_loss"]
     for name, tolerance in (("all", 1e-3), ("few", 0.15)):
         log = train(dataset.path, tmp_path / name, teacher_cache=str(caches[name]), **options)
-        for ours, theirs in zip(log, asked, strict=True):
-            if "distil_loss" in ours:
-                assert ours["distil_loss"] == pytest.approx(theirs["distil_loss"], rel=tolerance)
-                assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=0.1)
-                assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance / 10)
+        for ours, theirs in zip(steps_of(log), steps_of(asked), strict=True):
+            assert ours["distil_loss"] == pytest.approx(theirs["distil_loss"], rel=tolerance)
+            assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=0.1)
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance / 10)
     other = options | {"steps": 9, "teacher": str(bert_run)}
     refused_run(dataset.path, tmp_path / "asked", **other, kind="other-settings", option="teacher")
 
@@ -332,10 +295,12 @@ def taught(module, batch):
     return {name: loss.sum for name, loss in module(**piece).items()}, piece
 
 
-def one_by_one(batch):
-    """The ids of each row, without padding."""
-    lengths = batch.attention_mask.sum(1).tolist()
-    return [torch.from_numpy(ids[None, :length]) for ids, length in zip(batch.input_ids, lengths, strict=True)]
+def apart(batch):
+    """The ids [1, T] of each document of a batch, and how many tokens its row has."""
+    for row, ids in enumerate(batch.input_ids):
+        length = len(ids) if batch.attention_mask is None else batch.attention_mask[row].sum()
+        begins = [] if batch.position_ids is None else np.flatnonzero(batch.position_ids[row, :length] == 0)[1:]
+        yield from ((torch.from_numpy(part[None]), length) for part in np.split(ids[:length], begins))
 
 
 def projected(net, ids, layer):
@@ -345,21 +310,28 @@ def projected(net, ids, layer):
     return [linear(states)[0] for linear in (part.query, part.key, part.value)]
 
 
-def test_relations_are_those_of_the_last_layers(big, pupil):
-    module, batch = pupil()
+def scores(queries, keys, heads):
+    """Scores of attention [heads, T, T] of [T, width] each."""
+    q, k = (x.unflatten(-1, (heads, -1)).transpose(0, 1) for x in (queries, keys))
+    return q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_relations_are_those_of_the_last_layers_inside_of_documents(big, pupil, isolate):
+    module, batch = pupil(isolate_documents=isolate)
+    assert (batch.position_ids is not None) == isolate
     found, piece = taught(module, batch)
-    assert all(piece[name].shape == (6, 32, 48) for name in distil.PROJECTIONS)
-    teaching, expected = load_model(last_checkpoint(big)).eval(), 0.0
-    for ids in one_by_one(batch):
-        for own, others in zip(projected(module.model, ids, 1), projected(teaching, ids, 3), strict=True):
-            for head in range(2):
-                q, p = ((x[:, head * x.shape[1] // 2 : (head + 1) * x.shape[1] // 2]).double() for x in (own, others))
-                p, q = ((x @ x.T / x.shape[1] ** 0.5).softmax(-1) for x in (p, q))
-                expected += (p * (p / q).log()).sum(-1).mean().item() / 6
-    assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
-    *_, filler = micro_batches(batch, size=6, count=2, device=CPU)  # rows without targets teach nothing
+    assert all(piece[name].shape == (*batch.input_ids.shape, 48) for name in distil.PROJECTIONS)
+    *_, filler = micro_batches(batch, size=len(batch.input_ids), count=2, device=CPU)  # rows without targets
     for loss in module(**module.prepare(filler)).values():
         assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
+    student, teacher, expected = module.model, load_model(last_checkpoint(big)).eval(), 0.0
+    student.set_attn_implementation("sdpa")  # each document is computed alone
+    for ids, length in apart(batch):
+        for own, others in zip(projected(student, ids, 1), projected(teacher, ids, 3), strict=True):
+            q, p = (scores(x, x, 2).double().log_softmax(-1) for x in (own, others))
+            expected += (p.exp() * (p - q)).sum().item() / (2 * 3 * length)
+    assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_hidden_states_and_attention_are_mapped_as_they_should(big, pupil, tmp_path):
@@ -369,43 +341,27 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(big, pupil, tmp_p
     module, batch = pupil(str(tmp_path / "three.json"), distil="hidden")
     assert module.objectives["distil"].layer_pairs == [(-1, -1), (0, 1), (1, 3)]
     names = {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
-    assert checkpoint.objective_tensors(module).keys() == names
     assert {*module.state_dict()} == {*names, *(f"model.{name}" for name in module.model.state_dict())}
     found, piece = taught(module.train(), batch)
     sum(found.values()).backward()
     assert not piece["teacher_hidden"].requires_grad
     assert module.objectives["distil"].projection.weight.grad.abs().sum() > 0
     own, others, expected = module.model.eval(), load_model(last_checkpoint(big)).eval(), 0.0
-    for ids in one_by_one(batch):
+    for ids, _ in apart(batch):
         states = [net.bert(input_ids=ids, output_hidden_states=True).hidden_states for net in (own, others)]
         for mine, theirs in ((0, 0), (1, 2), (2, 4)):
             mapped = module.objectives["distil"].projection(states[0][mine])
             expected += (mapped - states[1][theirs]).square().mean().item() / 3
         for mine, theirs in ((0, 1), (1, 3)):
-            scores = []
-            for q, k, _ in (projected(own, ids, mine), projected(others, ids, theirs)):
-                q, k = (x.unflatten(-1, (3, -1)).transpose(0, 1) for x in (q, k))
-                scores.append(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5)
-            expected += (scores[0] - scores[1]).square().mean().item() / 2
+            q, p = (scores(*projected(net, ids, layer)[:2], 3) for net, layer in ((own, mine), (others, theirs)))
+            expected += (q - p).square().mean().item() / 2
     assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_heads_that_share_a_key_are_compared_with_it():
-    queries, keys = torch.randn(2, 5, 24), torch.randn(2, 5, 12)  # six heads of 4; two share a key
-    found = distil.attention_scores(queries, keys, 6)
-    for head in range(6):
-        q, k = queries[..., 4 * head : 4 * head + 4], keys[..., 4 * (head // 2) : 4 * (head // 2) + 4]
-        torch.testing.assert_close(found[:, head], q @ k.transpose(1, 2) / 2)
-
-
-def test_relations_stay_in_their_document(pupil):
-    module, batch = pupil(isolate_documents=True)
-    assert taught(module, batch)[0]["distil"] > 0
-    row = int(((batch.position_ids == 0).sum(1) > 1).argmax())
-    second = int(np.flatnonzero(batch.position_ids[row] == 0)[1])
-    ids, positions = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.position_ids)
-    seen, _ = distil.visible({"input_ids": ids, "position_ids": positions}, isolate=True)
-    assert seen[row, 0, 0].nonzero().flatten().tolist() == list(range(second))
+    queries, keys = torch.randn(5, 24), torch.randn(5, 3, 4)  # six heads of 4; two share a key
+    found = distil.attention_scores(queries[None], keys.flatten(1)[None], 6)
+    torch.testing.assert_close(found[0], scores(queries, keys.repeat_interleave(2, 1).flatten(1), 6))
 
 
 @pytest.mark.slow
