@@ -10,7 +10,6 @@ CONSTANTS = {
     "longest_json": "bertdata.sources.jsonl._LONGEST",
     "decoded_bytes": "bertdata.sources.tables._DECODED_BYTES",
     "chunk": "bertdata.sources.streams.CHUNK",
-    "most_inputs": "bertdata.sources.plan.MOST_INPUTS",
     "part_bytes": "bertdata.sources.plan.PART_BYTES",
     "block_ids": "bertdata.sources.ids.BLOCK_IDS",
     "rows_of_ids": "bertdata.sources.ids._ROWS",

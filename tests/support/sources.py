@@ -119,10 +119,13 @@ def made(folder, number, kind, rows):
     return put(place, make(rows)), list(zip(starts, raw, strict=False))
 
 
+def plan_of(paths, **form):
+    return split([local(path) for path in paths], TextFormat(**form))
+
+
 def blocks_of(paths, *wanted, **form):
     """Each block and its documents. wanted: of `find_blocks`."""
-    blocks = find_blocks(split([local(path) for path in paths], TextFormat(**form)), *wanted)
-    return ((block, block.decode()) for block in blocks)
+    return ((block, block.decode()) for block in find_blocks(plan_of(paths, **form), *wanted))
 
 
 def read(paths, *wanted, **form):
