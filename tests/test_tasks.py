@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 import os
-from pathlib import Path
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from bertrain.__main__ import main
 from bertrain.lab import tables
-from bertrain.lab.suite import SUITES
 from bertrain.lab.tasks import TASKS, Columns, Example, metrics, spans
 
 
@@ -64,15 +63,7 @@ def of_numbers(draw):
     return metrics.regression(a, b), {n: 0.0 if is_constant else kind(a, b).statistic for n, kind in kinds.items()}
 
 
-def of_entities(draw):
-    seqeval = pytest.importorskip("seqeval.metrics")
-    tags = np.array(["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("PER", "LOC"))])
-    mine, true = ([tags[draw.integers(0, len(tags), size)].tolist() for size in (3, 6)] for _ in "ab")
-    kinds = {"entity_f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
-    return metrics.entity_f1(mine, true), {name: kind(true, mine, zero_division=0) for name, kind in kinds.items()}
-
-
-@pytest.mark.parametrize("measured", [of_classes, of_labels, of_numbers, of_entities])
+@pytest.mark.parametrize("measured", [of_classes, of_labels, of_numbers])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning", "ignore:A single label was found")
 def test_measures_are_those_of_known_programs(measured):
     draw = np.random.default_rng(0)
@@ -94,53 +85,39 @@ def test_answers_are_compared_as_squad_does():
         assert metrics.answer(predicted, answers) == (exact, pytest.approx(f1)), predicted
 
 
-SEQEVAL = [  # tags, predicted tags; numbers of right, predicted and true entities by the rules of seqeval, or an error
-    ("B-X I-X O B-Y", "B-X I-X O B-X", 1, 2, 2),
-    ("I-X I-X B-X O I-Y", "I-X I-X I-X O I-Y", 1, 2, 3),  # IOB1
-    ("I-X I-Y O I-X", "I-X I-Y O O", 2, 2, 3),
-    ("B-X I-X E-X S-Y O", "B-X I-X E-X O S-Y", 1, 2, 2),
-    ("E-X I-X S-X I-X E-X B-X E-Y", "E-X I-X S-X I-X I-X B-X E-X", 4, 5, 6),
-    ("B-X I-X L-X U-Y U-Y O", "B-X I-X L-X U-Y O U-Y", 2, 3, 3),  # BILOU
-    ("B-X M-X E-X W-Y S-Y O", "B-X M-X E-X W-Y O S-Y", 2, 3, 3),
-    ("b-x i-x o B-x", "B-x i-x o b-x", 2, 2, 2),
-    ("X-B X-I O Y-B", "X-B X-I Y-B O", 1, 2, 2),
-    ("B_X I_X O B_X-Y", "B_X I_X B_X-Y O", 1, 2, 2),
-    ("B I O B", "B I B O", 1, 2, 2),
-    ("B M E S B E", "B M E S S S", 2, 4, 3),
-    ("LOC LOC O PER", "LOC LOC O LOC", 1, 2, 2),
-    ("loc loc o per", "loc loc o loc", 1, 2, 2),
-    *((f"B{c}X I{c}X O B{c}Y", f"B{c}X I{c}X O B{c}X", 1, 2, 2) for c in ":./|"),
-    ("O O", "O O", 0, 0, 0),
-    ("NN VB DT", "NN VB DT", None),
-    ("0 1 2 10", "0 1 2 10", None),
-    ("B-X LOC O O", "", "'LOC'"),
-    ("b-x i-x B- O", "", "'B-'"),
-    ("B- I- O", "", "'B-'"),
-    ("B-X I-X _", "", "'_'"),
-    ("B_X I_X LOC O", "", "'LOC'"),
-    ("B-X I-X 0 0", "", "'0'"),
-]
+FORMS = [(f"{{0}}{mark}{{1}}", "BIES") for mark in "-_:./|"]  # a tag of a letter and a kind, and the letters
+FORMS += [("{0}-{1}", letters) for letters in ("BILU", "BMEW", "bies")]
+FORMS += [("{1}-{0}", "BIES"), ("{0}", "BIES"), ("{1}", "")]
 
 
-@pytest.mark.parametrize(("gold", "mine", "expected"), [(gold, mine, more) for gold, mine, *more in SEQEVAL])
-def test_the_forms_of_tags_are_measured_as_seqeval_does(gold, mine, expected):
-    tags, (true, predicted) = TASKS["token"](), (side.split() for side in (gold, mine))
-    sentence = Example(true, None, true, "a.txt, line 7")
-    if isinstance(expected[0], str):
-        with refuses("bad-row", says="a.txt, line 7") as caught:
-            tags.learn([sentence])
-        assert expected[0] in str(caught.value)
-        return
-    tags.learn([sentence])
-    answer = torch.tensor([tags.names.index(tag) for tag in predicted])
-    scores = tags.score([answer], ([sentence], [{i: i for i in range(len(true))}]))
-    assert scores.pop("accuracy") == sum(a == b for a, b in zip(true, predicted, strict=True)) / len(true)
-    assert (scores == {}) == (expected[0] is None) == (tags.main == "accuracy")
-    if scores:
-        right, num_predicted, num_true = expected
-        precision, recall = right / max(1, num_predicted), right / max(1, num_true)
-        f1 = 2 * right / max(1, num_predicted + num_true)
-        assert scores == pytest.approx({"entity_f1": f1, "precision": precision, "recall": recall})
+@pytest.mark.parametrize(("form", "letters"), FORMS)
+def test_entities_are_measured_as_seqeval_does_in_each_form_of_tags(form, letters):
+    seqeval, draw, task = pytest.importorskip("seqeval.metrics"), np.random.default_rng(0), TASKS["token"]()
+    own = dict(zip("BIES", letters, strict=True)) if "{0}" in form else {"I": ""}
+    kinds = ["PER", "LOC"] if "{1}" in form else [""]
+    spelled = {f"{letter}-{kind}": form.format(own[letter], kind) for letter in own for kind in kinds}
+    spelled["O"] = "o" if letters.islower() else "O"
+    task.learn([Example(None, None, [*spelled.values()], "")])
+    for _ in range(50):
+        true, mine = draw.choice([*spelled], (2, 3, 6)).tolist()
+        gold = [Example(None, None, [spelled[tag] for tag in sentence], "") for sentence in true]
+        answers = [torch.tensor([task.names.index(spelled[tag]) for tag in sentence]) for sentence in mine]
+        scores = task.score(answers, (gold, [{i: i for i in range(6)}] * 3))
+        assert scores.pop("accuracy") == pytest.approx(np.mean(np.array(true) == mine))
+        theirs = {"entity_f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
+        assert scores == pytest.approx({name: kind(true, mine, zero_division=0) for name, kind in theirs.items()})
+
+
+NO_ENTITIES = {"NN VB DT": None, "0 1 2 10": None, "B-X LOC O O": "'LOC'", "b-x i-x B- O": "'B-'", "B- I- O": "'B-'"}
+NO_ENTITIES |= {"B-X I-X _": "'_'", "B_X I_X LOC O": "'LOC'", "B-X I-X 0 0": "'0'"}
+
+
+@pytest.mark.parametrize(("tags", "wrong"), NO_ENTITIES.items())
+def test_other_tags_are_no_entities_and_one_that_is_none_among_them_is_named(tags, wrong):
+    task = TASKS["token"]()
+    with refuses("bad-row", says=f"a.txt, line 7: the sentence has the tag {wrong}") if wrong else nullcontext():
+        task.learn([Example(None, None, tags.split(), "a.txt, line 7")])
+        assert task.main == "accuracy"
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -163,15 +140,8 @@ def wsc(text, noun, pronoun, label="true", **more):
 
 
 COPA = {"premise": "salt", "choice1": "river", "choice2": "light", "question": "cause", "label": 0}
-WIC = {
-    "sentence1": "light it",
-    "sentence2": "the light",
-    "start1": 0,
-    "end1": 5,
-    "start2": 4,
-    "end2": 9,
-    "label": False,
-}
+WIC = {"sentence1": "light it", "sentence2": "the light", "label": False}
+WIC |= {"start1": 0, "end1": 5, "start2": 4, "end2": 9}
 
 
 def multirc(*labels):
@@ -200,9 +170,12 @@ UNIVERSAL = (
     "# x\n1-2\tdon't\t_\t_\n1\tdo\t_\tAUX\n2\tn't\t_\tPART\n2.1\tgo\t_\tX\n3\tNew York\t_\tPROPN\n\n# y\n1\t#\t_\tSYM\n"
 )
 SECOND = {"text": "1", "label": "2"}
+SPACED = [f"{space}10{space}0" for space in "\u00a0\u202f\u2009\u3000\u0085\u2028\x1c\x1f\x0b\x0c"]
+TWICE = [word for word in SPACED for _ in range(2)]
 CHOICE = {"text": "text", "other": "choices", "label": "label"}
 LISTED = [("x", None, ["a", "b"]), ("y", None, []), ("z", None, ["b", "c"])]
 ASKED = [{"text": "a", "choices": ["b", "c"], "label": label} for label in (1.0, True, "b")]
+SKIP, NO_LABEL = {"skip": True}, {"label": "-"}
 OF_BOARD = wsc("The board met him. he left", "the board", "he", span1_index=0, span2_index=4)
 CAUSES = ["What was the cause? river", "What was the cause? light"]
 EFFECTS = ["What happened then? river", "What happened then? light"]
@@ -214,7 +187,6 @@ GOOD_FILES = [  # task, end of the file's name, columns, contents, examples as (
         for columns in BY_COLUMN[: 2 if end == ".tsv" else 3]
     ),
     ("classification", ".parquet", {"text": "text", "label": "kind"}, TIMED, ("x", None, "y")),
-    ("classification", ".parquet", {"text": "1"}, TIMED, ("x", None, "y")),
     ("classification", ".tsv", {"label": "mood"}, "review\tmood\ngood\tpos\n", ("good", None, "pos")),
     ("classification", ".jsonl", {}, '{"text": ["a", 5], "label": 1}', ("a 5", None, 1)),
     ("pairs", ".tsv", {}, "a\tb\tyes\n", ("a", "b", "yes")),
@@ -230,26 +202,18 @@ GOOD_FILES = [  # task, end of the file's name, columns, contents, examples as (
     ("token", ".txt", {}, "river X\r\r\nlight Y\r\r\n\r\r\nsalt Z\r\r\n", "river/X light/Y", "salt/Z"),
     ("token", ".conllu", {"text": "1", "label": "3"}, UNIVERSAL, "do/AUX n't/PART New_York/PROPN", "#/SYM"),
     ("token", ".jsonl", {"label": "1"}, '{"w": ["#", "salt"], "t": ["O", "B-T"]}', "#/O salt/B-T"),
-    *(
-        (
-            "token",
-            ".txt",
-            {"label": column},
-            f"10{space}000{by}CD{by}O\n{space}a{space}{by}NN{by}O",
-            ([f"10{space}000", f"{space}a{space}"], None, tags),
-        )
-        for space in "\u00a0\u202f\u2009\u3000\u0085\u2028\x1c\x1f\x0b\x0c"
-        for by, column, tags in ((" ", "1", ["CD", "NN"]), ("\t", "-1", ["O", "O"]))
-    ),
+    ("token", ".txt", {}, "".join(f"{word} X\n{word}\tX\n" for word in SPACED), (TWICE, None, ["X"] * len(TWICE))),
     ("choice", ".jsonl", CHOICE, rows(*ASKED), *(("a", ["b", "c"], number) for number in (1, 1, 0))),
     ("choice", ".json", {}, c3(["男：水", "女：light"], "salt"), ("男：水\n女：light", ["what salt", "what light"], 0)),
     ("coreference", ".json", CHOICE, rows(wsc("床上有书，它很软", "床", "它")), ("_床_上有书，[它]很软", None, "true")),
     ("coreference", ".json", CHOICE, rows(wsc("他说老王来了", "老王", "他", "x")), ("[他]说_老王_来了", None, "x")),
     ("coreference", ".jsonl", CHOICE, rows(OF_BOARD), ("_The board_ met him. [he] left", None, "true")),
-    ("copa", ".jsonl", {}, rows(COPA), ("salt", CAUSES, 0)),
     ("copa", ".jsonl", {}, rows(COPA | {"question": "effect", "label": 1}), ("salt", EFFECTS, 1)),
-    ("wic", ".jsonl", {}, rows(WIC), ("[light] it", "the [light]", False)),
     ("multirc", ".jsonl", {}, rows(multirc(0, True), multirc(1.0)), *OF_RIVER),
+    ("copa", ".jsonl", SKIP, rows(COPA, COPA | NO_LABEL, COPA | {"question": "why"}), ("salt", CAUSES, 0)),
+    ("wic", ".jsonl", SKIP, rows(WIC, WIC | NO_LABEL, WIC | {"start1": None}), ("[light] it", "the [light]", False)),
+    ("choice", ".jsonl", CHOICE | SKIP, rows(ASKED[0] | {"choices": []}, *ASKED[:1], NO_LABEL), ("a", ["b", "c"], 1)),
+    ("classification", ".jsonl", SKIP, rows(*({"text": text, "label": 1} for text in ("", "x", ""))), ("x", None, 1)),
 ]
 
 
@@ -257,20 +221,19 @@ GOOD_FILES = [  # task, end of the file's name, columns, contents, examples as (
 def test_files_give_these_examples(tmp_path, row):
     name, end, columns, content, *expected = row
     examples, warnings = TASKS[name](Columns(**columns)).read(written(tmp_path / f"a{end}", content))
-    expected = [tagged(each) if isinstance(each, str) else each for each in expected]
-    assert ([example[:3] for example in examples], warnings) == (expected, [])
+    assert [example[:3] for example in examples] == [tagged(x) if isinstance(x, str) else x for x in expected]
+    assert ["2 rows left out" in warning for warning in warnings] == [True] * ("skip" in columns)
     if content is CONLL:
         assert [example.place for example in examples] == [f"{tmp_path}/a.txt, line {line}" for line in (3, 6)]
 
 
 def test_the_second_file_of_c3_is_read_too(tmp_path):
     """One of them begins with a byte order mark. The second one is read alone."""
-    written(tmp_path / "d-train.json", c3(["a"], "salt").encode("utf-8-sig"))
-    written(tmp_path / "m-train.json", c3(["b"], "light"))
-    for name, texts in (("d", ["a", "b"]), ("m", ["b"])):
-        path, choice = tmp_path / f"{name}-train.json", TASKS["choice"]()
-        assert [example.text for example in choice.read(str(path))[0]] == texts
-        assert choice.files(str(path)) == [str(tmp_path / f"{each}-train.json") for each in "dm"[2 - len(texts) :]]
+    first = written(tmp_path / "d-train.json", c3(["a"], "salt").encode("utf-8-sig"))
+    second = written(tmp_path / "m-train.json", c3(["b"], "light"))
+    for path, files, texts in ((first, [first, second], ["a", "b"]), (second, [second], ["b"])):
+        choice = TASKS["choice"]()
+        assert (choice.files(path), [example.text for example in choice.read(path)[0]]) == (files, texts)
 
 
 QUESTION = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
@@ -280,18 +243,9 @@ def squad_of(context="river light", **changed):
     return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [QUESTION | changed]}]}]}, indent=1)
 
 
-NO_NUMBERS = "--1", "²"
 FIRST = '{"text": "x", "label": 1}\n'
-ASK = '{"question": %s, "choice": ["c", "d"], "answer": "c"}'
-NO_ANSWERS = [{"text": ["light"]}, ["light"], [{"answer_start": 6}], [{"answer_start": "6", "text": "light"}], None]
-NO_CHOICES = [
-    *(f'["b", "c"], "label": {n}' for n in ("2", '"d"', "1e999", "0.5")),
-    '["b"], "label": 0',
-    '"b", "label": 0',
-]
-NO_WORDS = {"start1": "0"}, {"end2": 10}, {"start1": 5}
+NO_CHOICES = '["b", "c"], "label": 2', '["b", "c"], "label": "d"', '["b"], "label": 0', '"b", "label": 0'
 NO_PLACES = [{"span1_index": 2}, *({"span2_index": place} for place in (-1, "x", math.inf))]
-TWICE = pa.table([["x"], ["y"], [1]], names=["text", "text", "label"])
 BAD_FILES = [  # task, end of the name, columns, kind of error and option, place or part of the sentence, contents
     ("classification", ".tsv", {}, "bad-row", "line 2", "one\t1\ntwo\n", "one\t1\ntwo\t\n", "one\t1\ntwo\t1\t1\n"),
     ("classification", ".csv", {}, "not-text", "line 2", b"text,label\nna\xefve,1\n"),
@@ -299,49 +253,32 @@ BAD_FILES = [  # task, end of the name, columns, kind of error and option, place
     ("classification", ".jsonl", {}, "bad-row", "line 2", f'{FIRST}{{"text": "\\ud83d", "label": 0}}'),
     ("classification", ".jsonl", {}, "not-of-format", "line 2", f"{FIRST}{{bad"),
     ("classification", ".jsonl", {}, "not-of-format", "'text' twice", f'{FIRST}{{"text": "y", "text": "z"}}'),
-    ("classification", ".csv", {}, "not-of-format", "'text' twice", "\ntext,text,label\nx,y,1\n"),
-    ("classification", ".parquet", {}, "not-of-format", "'text' twice", TWICE),
     ("classification", ".xml", {}, "unknown-format", "", "<x/>"),
     ("classification", ".parquet", {"text": "body"}, "no-column text", "give one of when, text, kind", TIMED),
-    *(
-        ("classification", ".tsv", {"text": name}, "no-column text", "", "x\t1\n")
-        for name in ("", "2", "-3", "--1", "²")
-    ),
+    *(("classification", ".tsv", {"text": name}, "no-column text", "", "x\t1\n") for name in ("", "2", "-3", "²")),
     ("pairs", ".tsv", {"text": "b", "label": "label"}, "conflict other", "", "a\tb\tlabel\n0\ta\tyes\n"),
     ("multilabel", ".tsv", {}, "bad-row", "line 2", "x\ta\ny\t[a\n", f"x\ta\ny\t{'[' * 100_000}\n"),
     ("token", ".txt", {}, "bad-row", "line 2", "river NN\nlight\n"),
     ("token", ".txt", {}, "empty", "", "\n\n"),
     *((name, ".json", {}, "not-found", "", None) for name in ("classification", "token", "qa", "choice")),
-    *(("token", ".txt", {"text": name}, "not-of-format", "", "river NN\n") for name in ("word", *NO_NUMBERS)),
-    ("token", ".txt", {"label": "5"}, "bad-row", "line 1", "river NN\n"),
-    ("token", ".txt", {"other": "2"}, "bad-row", "line 1", "river NN\n"),
+    *(("token", ".txt", {"text": name}, "not-of-format", "", "river NN\n") for name in ("word", "--1", "²")),
     ("token", ".txt.gz", {}, "cut-short", "", "river NN\n", gzip.compress(b"river NN\n", mtime=0)[:-9]),
     ("token", ".txt.gz", {}, "not-text", "line 2", gzip.compress(b"river NN\nna\xefve NN\n", mtime=0)),
     ("token", ".jsonl.gz", {}, "unknown-format", "", '{"w": ["a"], "t": ["X"]}\n'),  # not taken for a word a line
-    ("token", ".jsonl", {}, "bad-row", "line 1", '{"w": ["a", "b"], "t": ["X"]}\n'),
-    ("token", ".jsonl", {}, "bad-row", "line 1", *(f'{{"w": ["a"], "t": {t}}}' for t in ('"X"', '[""]', "[null]"))),
+    ("token", ".jsonl", {}, "bad-row", "line 1", *(f'{{"w": ["a"], "t": {t}}}' for t in ('"X"', '[""]', '["X", "Y"]'))),
     ("qa", ".json", {}, "empty", "", '{"data": []}'),
     ("qa", ".json", {}, "not-of-format", "", "{}", '{"data": "abc"}', '{"data": [{"title": "x"}]}'),
     ("qa", ".json", {}, "bad-row", "question 'q7'", squad_of(5), squad_of(context=None), squad_of(question=None)),
-    ("qa", ".json", {}, "bad-row", "question 'q7'", *(squad_of(answers=answers) for answers in NO_ANSWERS)),
-    ("qa", ".json", {}, "bad-row", "answers", squad_of().replace('"answers"', '"answer"')),
+    ("qa", ".json", {}, "bad-row", "question 'q7'", *(squad_of(answers=answers) for answers in (["light"], None))),
     *(("qa", ".json", {"skip": skip}, "bad-row", "question 'q7'", squad_of("riverlight")) for skip in (False, True)),
-    ("qa", ".json", {}, "bad-row", "line 10", squad_of().replace('"a"', '"\\ud83d"')),
     ("choice", ".json", CHOICE, "bad-row", "line 1", *(f'{{"text": "a", "choices": {row}}}' for row in NO_CHOICES)),
     ("choice", ".json", {}, "bad-row", "--other", '{"text": "a", "choices": ["b", "c"], "label": 0}'),
     ("choice", ".json", {}, "not-of-format", "C3", '[["a", 1]]', '[{"text": "a"}]', f"[{rows(*ASKED[:1]).strip()}]"),
-    ("choice", ".json", {}, "not-of-format", "C3", f'[[["a"], []], ["abc", [{ASK % 5}]]]', f'[[["a"], [{ASK % 5}]]]'),
-    ("choice", ".json", {}, "not-of-format", "line 3", '[\n[["a"],\n[{"question":'),
-    ("choice", ".json", {}, "empty", "", "[]"),
-    ("coreference", ".json", CHOICE, "bad-row", "line 1", '{"text": "a", "target": "b", "label": 1}'),
     ("coreference", ".json", CHOICE, "bad-row", "line 1", *(rows(wsc("床上有书", "床", "书", **x)) for x in NO_PLACES)),
     ("coreference", ".json", CHOICE, "bad-row", "line 1", rows(wsc("xab c", "ab", "c", span1_index=9, span2_index=1))),
-    ("copa", ".jsonl", {}, "bad-row", "line 1", *(rows(COPA | x) for x in ({"question": "why"}, {"choice2": None}))),
-    ("copa", ".jsonl", {}, "bad-row", "line 1", rows(COPA | {"label": 2})),
-    ("wic", ".jsonl", {}, "bad-row", "line 1", *(rows(WIC | x) for x in NO_WORDS)),
+    ("copa", ".jsonl", {}, "bad-row", "line 1", *(rows(COPA | x) for x in ({"question": "why"}, {"label": 2}))),
+    ("wic", ".jsonl", {}, "bad-row", "line 1", *(rows(WIC | x) for x in ({"end2": 10}, {"start1": 5}))),
     ("multirc", ".jsonl", {}, "bad-row", "line 1", *(rows(multirc(x)) for x in ("x", math.inf, 0.5))),
-    ("multirc", ".jsonl", {}, "bad-row", "line 1", '{"idx": 0, "passage": "a"}'),
-    ("multirc", ".jsonl", {}, "empty", "", '{"idx": 0, "passage": {"text": "a", "questions": []}}'),
 ]
 
 
@@ -355,46 +292,18 @@ def test_files_that_do_not_fit_are_named_with_the_place(tmp_path, row):
         assert where in str(caught.value)
 
 
-def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_together(tmp_path):
-    unlabelled, choice, pronoun = {"label": "-"}, ASKED[0], wsc("床上有书，它很软", "床", "它")
-    for name, wrong in (
-        ("copa", [COPA, COPA | unlabelled, COPA | {"question": "why"}]),
-        ("wic", [WIC, WIC | unlabelled, WIC | {"start1": None}]),
-        ("choice", [choice, choice | unlabelled, choice | {"choices": []}]),
-        ("coreference", [pronoun, pronoun | unlabelled, pronoun | {"target": {}}]),
-        ("classification", [choice, choice | unlabelled, choice | {"text": ""}]),
-    ):
-        columns = CHOICE | ({} if name == "choice" else {"other": ""})
-        path = written(tmp_path / f"{name}.jsonl", rows(*wrong))
-        read, (warning,) = TASKS[name](Columns(**columns, skip=True)).read(path)
-        assert "2 rows left out" in warning
-        assert len(read) == 1
-
-
-CONTENTS = {
-    "tsv": 'say "no"\t7\t1\nnaïve 水\t\t0\n',
-    "csv": 'text,more,label\n"say ""no"", twice",7,1\n"two\nlines",,0\n',
-    "jsonl": '{"text": "naïve 水", "more": [1, null], "label": 1.5}\n{"text": "b", "label": 0, "x": {}}\n',
-    "parquet": pa.table({"text": ["a", "b"], "more": [[1], None], "label": [1.5, 2.0]}),
-}
-
-
-@pytest.mark.parametrize("kind", CONTENTS)
-def test_files_keep_their_format_and_columns(tmp_path, kind):
-    path, out = Path(written(tmp_path / f"a.{kind}", CONTENTS[kind])), tmp_path / f"b.{kind}"
-    roles = {"text": "0", "label": "label" if kind == "jsonl" else "-1"}
-    table = tables.read(str(path), roles)
+@pytest.mark.parametrize("end", OF_CLASSES)
+def test_a_table_is_written_as_it_was_read(tmp_path, end):
+    path, out, roles = tmp_path / f"a{end}", tmp_path / f"b{end}", {"text": "0", "label": "-1"}
+    table = tables.read(written(path, OF_CLASSES[end]), roles)
     tables.write(out, table, (row for _, row in table.rows))
-    assert out.read_bytes() == path.read_bytes() or kind == "parquet"
-    assert tables.read(str(out), roles).rows == table.rows
-    if kind == "parquet":
-        assert pq.read_schema(out) == pq.read_schema(path)
+    assert [row for _, row in tables.read(str(out), roles).rows] == [row for _, row in table.rows]
+    assert out.read_bytes() == path.read_bytes() or end in (".jsonl", ".parquet")
 
 
 # ------------------------------------------------------------------------------------------------------------- labels
 
 ORDERS = [  # labels to train on, their names in order, and the number of each
-    ([*range(11)], "0 1 2 3 4 5 6 7 8 9 10", [*range(11)]),
     (["10", "9", "-1", "1e1", "0.5"], "-1 0.5 9 10 1e1", [3, 2, 0, 4, 1]),
     ([1.0, "1", "0.0", 2], "0.0 1 2", [1, 1, 0, 2]),
     (["b", "10", "9", "a"], "9 10 a b", [3, 1, 0, 2]),
@@ -427,16 +336,18 @@ def test_labels_that_cannot_be_learned_are_named_by_line():
             task.number(Example("x", None, label, "a.tsv, line 2"))
 
 
-@pytest.mark.parametrize("name", ["classification", "regression", "multilabel"])
-def test_a_teacher_that_is_sure_is_worth_its_labels(name):
-    task = TASKS[name]()
-    logits, student = torch.tensor([[40.0, -40.0], [-40.0, 40.0], [-40.0, 40.0]]), torch.randn(3, 2)
-    labels = torch.tensor([0, 1, 1])
-    if name == "regression":
-        logits, student, labels = logits[:, :1], student[:, :1], logits[:, 0]
-    if name == "multilabel":
-        labels = torch.eye(2)[labels]
-    torch.testing.assert_close(task.loss(student, task.taught(logits)), task.loss(student, labels))
+SURE = [  # task, a teacher's logits, and the labels that they mean
+    ("classification", [[40.0, -40.0], [-40.0, 40.0]], [0, 1]),
+    ("multilabel", [[40.0, -40.0], [-40.0, 40.0]], [[1.0, 0.0], [0.0, 1.0]]),
+    ("regression", [[40.0], [-40.0]], [40.0, -40.0]),
+]
+
+
+@pytest.mark.parametrize(("name", "logits", "labels"), SURE)
+def test_a_teacher_that_is_sure_is_worth_its_labels(name, logits, labels):
+    task, logits = TASKS[name](), torch.tensor(logits)
+    student = torch.randn(logits.shape)
+    torch.testing.assert_close(task.loss(student, task.taught(logits)), task.loss(student, torch.tensor(labels)))
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
@@ -453,9 +364,7 @@ def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_or_not_known_co
     assert "1 of 5" in warned[0]
     answer = torch.where(data.labels[0] < 0, 0, data.labels[0])
     assert tags.score([answer], data.gold) == {"accuracy": 4 / 5}
-    data, warned = tags.encode(tokenizer, examples, 8)
-    assert "3 of 5" in warned[0]
-    assert data.labels.shape == (1, 8)
+    assert "3 of 5" in tags.encode(tokenizer, examples, 8)[1][0]
     data, warned = tags.encode(tokenizer, tags.read(str(write(tmp_path / "b.txt", "river A", "salt C")))[0], 64)
     assert all(part in warned[0] for part in ("b.txt, line 1", "'C'"))
     assert tags.score([torch.zeros(4, dtype=torch.int64)], data.gold) == {"accuracy": 1 / 2}
@@ -478,17 +387,16 @@ def test_the_answer_is_where_its_window_says(tokenizer):
     data, _ = answers.encode(tokenizer, examples, 48)
     assert max(len(row["input_ids"]) for row in data.rows) == 48
     assert data.rows[0]["input_ids"].index(tokenizer.sep_token_id) == 1 + 24  # the question is cut to half a row
-    _, windows = data.gold
-    first, second = (window.spans[window.spans[:, 1] > 0] for window in windows[:2])
-    assert first[-16:].tolist() == second[:16].tolist()  # they overlap by a third of a row
-    covered = {at for window in windows[:-1] for begin, end in window.spans for at in range(begin, end)}
+    spans = [window.spans[window.spans[:, 1] > 0] for window in data.gold[1]]
+    assert spans[0][-16:].tolist() == spans[1][:16].tolist()  # windows overlap by a third of a row
+    covered = {at for window in spans[:-1] for begin, end in window for at in range(begin, end)}
     assert all(at in covered or LONG[at] == " " for at in range(len(LONG)))
-    pairs = zip(data.rows, data.labels.tolist(), strict=True)
+    pairs = [*zip(data.rows, data.labels.tolist(), strict=True)]
     found = [tokenizer.decode(row["input_ids"][first : last + 1]) for row, (first, last) in pairs if first]
     assert {*found} == {"salt bread the"}
     # Logits that are sure of the labels give all answers, also that there is none.
     sure, nothing = torch.zeros(2, len(data.rows), 48, 2)
-    for logits, (first, last) in zip(sure, data.labels.tolist(), strict=True):
+    for logits, (_, (first, last)) in zip(sure, pairs, strict=True):
         logits[first, 0] = logits[last, 1] = 9.0
     nothing[:, 0] = 9.0
     assert answers.score([*sure], data.gold) == {"exact_match": 1.0, "f1": 1.0}
@@ -507,7 +415,6 @@ ANSWERED = [  # text, answer, its tokens in the first row and in the last one; "
     ("salt river light", "river ", " river", " river"),  # tokens with the space before a word
     ("salt river light", " river", " river", " river"),
     ("salt river light", " ", "[CLS]", "[CLS]"),
-    ("river " * 60, "river " * 60, "[CLS]", "[CLS]"),  # longer than a row
 ]
 
 
@@ -563,33 +470,24 @@ def test_a_question_with_several_answers_is_right_if_all_of_them_are(tmp_path, t
 # ------------------------------------------------------------------------------------------------------------- suites
 
 
-def tuning_of(checkpoint, data, out):
-    """The arguments of a suite, of one seed and one epoch."""
-    return ["--checkpoint", checkpoint, "--data", data, "--out", out, "--seeds", 1, "--epochs", 1]
-
-
+ONCE = ["--seeds", 1, "--epochs", 1]
 ENTAILED = {"premise": "the river", "hypothesis": "a river", "label": "neutral"}
 SUPERGLUE = {"BoolQ": {"question": "is it", "passage": "the river", "label": True}, "CB": ENTAILED, "COPA": COPA}
 SUPERGLUE |= {"MultiRC": multirc(1, 0), "RTE": ENTAILED, "WiC": WIC, "WSC": OF_BOARD}
-CLUE = {
-    "csl_public": {"id": 1, "abst": "river light", "keyword": ["salt", "水"], "label": "1"},
-    "cluewsc2020": wsc("床，它很软", "床", "它"),
-}
-PARTS = {"superglue": ("train.jsonl", "val.jsonl"), "clue": ("train.json", "dev.json")}
+CLUE = {"csl": {"id": 1, "abst": "river light", "keyword": ["salt", "水"], "label": "1"}}
+CLUE |= {"cluewsc2020": wsc("床，它很软", "床", "它")}
+JSON = [("superglue", "train.jsonl", "val.jsonl", SUPERGLUE), ("clue", "train.json", "dev.json", CLUE)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "row_of"), [("superglue", SUPERGLUE), ("clue", CLUE | {"c3": None})])
-def test_a_suite_of_json_runs_in_its_own_layout(bert_run, tmp_path, name, row_of):
-    data = tmp_path / name
-    for folder, row in row_of.items():
-        for part in PARTS[name]:
-            for start in ("",) if row else ("d-", "m-"):
-                put(data / folder / f"{start}{part}", rows(row, row) if row else c3(["the river"], "light"))
-    result = json_of(main, "suite", name, *tuning_of(bert_run, data, tmp_path / "out"))
-    assert list(result["tasks"]) == [folder.lower().removesuffix("_public") for folder in row_of]
-    for task, measures in result["tasks"].items():
-        assert all(f"dev_{metric}" in measures for metric in SUITES[name][task].metrics.split())
+@pytest.mark.parametrize(("suite", "train", "dev", "row_of"), JSON)
+def test_a_suite_of_json_runs_in_its_own_layout(bert_run, tmp_path, suite, train, dev, row_of):
+    for task, row in row_of.items():
+        for name in (train, dev):
+            put(tmp_path / "data" / task / name, rows(row, row))
+    given = ["--checkpoint", bert_run, "--data", tmp_path / "data", "--out", tmp_path / "out", *ONCE]
+    succeeds(main, "suite", suite, *given)  # which prints all measures of each task
+    assert [*json.loads((tmp_path / "out" / "result.json").read_bytes())["tasks"]] == [*map(str.lower, row_of)]
 
 
 def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
@@ -597,18 +495,16 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
     data, out, busy = tmp_path / "glue", tmp_path / "out", {"kind": "busy", "given": str(os.getpid())}
     for split in ("train", "dev"):
         write(data / "cola" / f"{split}.tsv", *[f"gj04\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD])
-        rows = [f"{number}\tlight\t{text}\t{text in GOOD}" for number, text in enumerate(GOOD + BAD)]
-        write(data / "RTE" / f"{split}.tsv", "index\tsentence1\tsentence2\tlabel", *rows)
-    rows = "0\tlight\tsalt\tx\tneutral", "1\tsalt\tsalt\tx\tno", "2\tsalt"
-    write(data / "MNLI" / "train.tsv", "index\tsentence1\tsentence2\tlabel1\tgold_label", *rows)
-    for part in ("matched", "mismatched"):
-        rows = "0\tlight\tsalt\tneutral", "1\tlight\tsalt\t-"
-        write(data / "MNLI" / f"dev_{part}.tsv", "index\tsentence1\tsentence2\tgold_label", *rows)
+        lines = [f"{number}\tlight\t{text}\t{text in GOOD}" for number, text in enumerate(GOOD + BAD)]
+        write(data / "RTE" / f"{split}.tsv", "index\tsentence1\tsentence2\tlabel", *lines)
+    header = "sentence1\tsentence2\tgold_label"
+    for name in ("train", "dev_matched", "dev_mismatched"):
+        write(data / "MNLI" / f"{name}.tsv", header, "light\tsalt\tneutral", "salt\tsalt\tno", "light\tsalt\t-")
     write(data / "wnli", "a file, not a directory, of this name")
-    arguments, sentences = ["suite", "glue", *tuning_of(bert_run, data, out)], []
+    arguments, sentences = ["suite", "glue", "--checkpoint", bert_run, "--data", data, "--out", out, *ONCE], []
     with before_rename("out/result.json", lambda: sentences.append(refused(main, *arguments, **busy))):
         done = succeeds(main, *arguments)
-    assert [sentence.partition(" by ")[0] for sentence in sentences] == [f"{out} is in use"]
+    assert len(sentences) == 1
     for name in ("cola mcc", "rte accuracy", "mnli accuracy", "mnli mismatched accuracy", "sst2, mrpc, stsb, qqp"):
         assert name in done.output
     assert all(f"{name}: 1 row" in done.stderr for name in ("MNLI/train.tsv", "dev_matched.tsv"))
@@ -616,8 +512,5 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
     assert json.loads((out / "result.json").read_bytes()) == result
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
     assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
-    assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
     refused(main, "suite", "clue", *arguments[2:], kind="out-exists", option="out")
-    seed = out / "cola" / "seed-0"
-    assert json.loads((seed / "seed.json").read_text())["of"]["the measure"] == "mcc"
-    assert set(json.loads((seed / "config.json").read_text())["label2id"]) == {"0", "1"}
+    assert json.loads((out / "cola" / "seed-0" / "seed.json").read_text())["of"]["the measure"] == "mcc"
