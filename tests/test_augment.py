@@ -3,6 +3,8 @@
 import gzip
 import re
 import tracemalloc
+from itertools import groupby
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ from support.commands import invoke, refused, refuses, succeeds
 from support.data import write_labelled
 from support.disk import before_rename, contents, write
 from support.runs import on_ranks
-from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain.__main__ import main
@@ -25,9 +26,9 @@ def checkpoint(bert_run):
 
 
 def augmented(checkpoint, data, out, *more):
-    said = succeeds(main, "augment", "--checkpoint", checkpoint, "--train", data, "--out", out, *more).stdout
+    succeeds(main, "augment", "--checkpoint", checkpoint, "--train", data, "--out", out, *more)
     assert not out.with_name(out.name + ".parts").exists()
-    return said
+    return out.read_text()
 
 
 def proposer(checkpoint, *, most=5, kept=(), vectors=None):
@@ -43,20 +44,6 @@ def proposed(made, text):
     }
 
 
-@pytest.fixture
-def passes():
-    """The number of rows of each pass through a model."""
-    rows = []
-
-    def look(module, inputs):
-        if type(module).__name__ == "BertEncoder":
-            rows.append(len(inputs[0]))
-
-    hook = register_module_forward_pre_hook(look)
-    yield rows
-    hook.remove()
-
-
 # --------------------------------------------------------------------------------------------------------------- copies
 
 
@@ -66,34 +53,34 @@ def test_words_are_letters_that_touch_no_digit_and_no_apostrophe():
 
 
 def test_copies_change_words_alone_and_keep_the_rest(checkpoint, tmp_path):
-    data, files = write(tmp_path / "a.tsv", "The river, light & 12 stones!\tx\t1", "don't stop\ty\t0", "12\tz\t0"), {}
-    for name, *more in (("b", "--copies", 8), ("few", "--copies", 2), ("seed", "--copies", 2, "--seed", 1)):
-        augmented(checkpoint, data, tmp_path / f"{name}.tsv", *more)
-        files[name] = [line.split("\t") for line in (tmp_path / f"{name}.tsv").read_text().splitlines()]
-    rows, (few, seed) = files["b"], ([row for row in files[name] if row[1] == "x"] for name in ("few", "seed"))
-    assert rows == sorted(rows, key=lambda row: row[1])
-    assert {(other, label) for _, other, label in rows} == {("x", "1"), ("y", "0"), ("z", "0")}
-    texts, others, (number,) = ([text for text, other, _ in rows if other == name] for name in "xyz")
+    data = write(tmp_path / "a.tsv", "The river, light & 12 stones!\tx\t1", "don't stop\ty\t0", "12\tz\t0")
+
+    def copies(name, *more):
+        rows = [line.split("\t") for line in augmented(checkpoint, data, tmp_path / f"{name}.tsv", *more).splitlines()]
+        return [(rest, [text for text, *_ in same]) for rest, same in groupby(rows, key=lambda row: row[1:])]
+
+    found = copies("many", "--copies", 8)
+    assert [rest for rest, _ in found] == [["x", "1"], ["y", "0"], ["z", "0"]]
+    texts, others, (number,) = (same for _, same in found)
     assert (texts[0], others[0], number) == ("The river, light & 12 stones!", "don't stop", "12")
     assert 4 < len(texts) == len(set(texts)) <= 9
     assert all(re.fullmatch(r"\w+ \w+, \w+ & 12 \w+!", text) for text in texts)
     assert all(re.fullmatch(r"don't \w+", text) for text in others)
-    made = proposer(checkpoint, most=15)
-    for word, choices in zip(("The", "river", "light", "stones"), proposed(made, texts[0]).values(), strict=True):
-        place = augment.WORD.findall(texts[0]).index(word)
-        assert {augment.WORD.findall(text)[place] for text in texts} <= {word, *choices}
-    assert few == rows[: len(few)]  # fewer copies are the first ones
-    assert seed != few
+    choices = proposed(proposer(checkpoint, most=15), texts[0])
+    for place, word in enumerate(("The", "river", "light", "stones")):
+        assert {augment.WORD.findall(text)[place] for text in texts} <= {word, *choices[word]}
+    (_, few), *_ = copies("few", "--copies", 2)
+    assert few == texts[: len(few)]  # fewer copies are the first ones
+    assert copies("seed", "--copies", 2, "--seed", 1)[0][1] != few
 
 
 def test_both_texts_of_a_pair_change_and_words_are_kept(checkpoint, tmp_path):
     data = write(tmp_path / "a.csv", "one,two,label", '"the river, light","say ""not"" salt",1')
     keep = write(tmp_path / "keep.txt", "Not the", "say")
     columns = ["--task", "pairs", "--text", "one", "--other", "two", "--label", "label"]
-    said = augmented(checkpoint, data, tmp_path / "b.csv", *columns, "--keep", keep, "--share", 1)
+    augmented(checkpoint, data, tmp_path / "b.csv", *columns, "--keep", keep, "--share", 1)
     _, *rows = tables.read(str(tmp_path / "b.csv"), {"text": "one", "other": "two", "label": "label"}).rows
     assert len(rows) > 10
-    assert f" {len(rows)} copies of them; 50% of" in said  # three of six words are kept
     for one, two in ((row["one"], row["two"]) for _, row in rows):
         assert re.fullmatch(r"the (?!river)\w+, (?!light)\w+", one)
         assert re.fullmatch(r'say "not" (?!salt)\w+', two)
@@ -102,7 +89,8 @@ def test_both_texts_of_a_pair_change_and_words_are_kept(checkpoint, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ proposals
 
 
-def test_proposals_are_the_most_probable_complete_words_in_the_place(checkpoint):
+def test_proposals_are_the_most_probable_complete_words_in_the_place(checkpoint, limit):
+    limit(augmented_places=20)  # a few rows go through the model together
     model, tokenizer = (kind.from_pretrained(checkpoint) for kind in (AutoModelForMaskedLM, AutoTokenizer))
     text = "the wind under stone, river light"
     words = proposed(proposer(checkpoint), text)
@@ -113,14 +101,6 @@ def test_proposals_are_the_most_probable_complete_words_in_the_place(checkpoint)
         order = model(ids).logits[0, place].argsort(descending=True).tolist()
         tokens = tokenizer.convert_ids_to_tokens(order)
         assert words[word] == [token for token in tokens if token.isalpha() and token != word][:5]
-
-
-def test_each_row_with_a_mask_goes_through_the_model_once(checkpoint, limit, passes):
-    made = proposer(checkpoint)
-    both = made.propose(["the river", "the light", "salt"])
-    assert (sum(passes), both.shape) == (4, (5, 5))  # "the [MASK]" is one row
-    limit(augmented_places=4)
-    assert np.array_equal(both, made.propose(["the river", "the light", "salt"]))
 
 
 def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_path, limit):
@@ -153,19 +133,13 @@ def test_proposals_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_
         assert (rows[1:-2] == augment.NONE).all()
 
 
-def test_vectors_that_cannot_be_read_are_named(tmp_path, limit):
-    for lines, kind, where in (
-        (None, "not-found", "v.txt"),
-        (["the 1 2", "of 1"], "bad-row", "line 2"),
-        (["the 1 x"], "bad-row", "line 1"),
-        (["the 1 nan"], "bad-row", "line 1"),
-        (["the 1 1e39"], "bad-row", "line 1"),  # too large for float32
-        (["12 1 2"], "empty", "v.txt"),
-    ):
-        if lines:
-            write(tmp_path / "v.txt", *lines)
-        with refuses(kind, "vectors" if lines else None, says=where):
-            augment.read_vectors(str(tmp_path / "v.txt"))
+def test_vectors_that_cannot_be_read_are_refused(tmp_path, limit):
+    with refuses("not-found"):
+        augment.read_vectors(str(tmp_path / "none.txt"))
+    wrong = [["the 1 2", "of 1"], ["the 1 x"], ["the 1 nan"], ["the 1 1e39"]]  # the last is too large for float32
+    for lines, kind in (*((lines, "bad-row") for lines in wrong), (["12 1 2"], "empty")):
+        with refuses(kind, "vectors"):
+            augment.read_vectors(str(write(tmp_path / "v.txt", *lines)))
     path = tmp_path / "v.txt.gz"
     path.write_bytes(gzip.compress(b"a 1 2\n") + gzip.compress(b"a" * (1 << 20)) * 50)
     tracemalloc.start()  # what a line has is looked at a piece at a time, and never all of it
@@ -181,39 +155,32 @@ def test_vectors_that_cannot_be_read_are_named(tmp_path, limit):
 # -------------------------------------------------------------------------------------------------- files, interruption
 
 
-def interrupt():
-    raise KeyboardInterrupt
-
-
-def test_a_stopped_command_uses_the_parts_of_its_options_alone_and_no_other_does(checkpoint, tmp_path, limit, passes):
+def test_a_stopped_command_uses_the_parts_of_its_options_alone_and_no_other_does(checkpoint, tmp_path, limit):
     def another():
-        before = contents(tmp_path / "b.tsv.parts")
+        before = contents(parts)
         refused(main, "augment", *common, "--candidates", 4, kind="busy")
-        assert contents(tmp_path / "b.tsv.parts") == before
+        assert contents(parts) == before
+        times.append((parts / "000000.npy").stat().st_mtime_ns)
 
-    data = write_labelled(tmp_path / "a.tsv")
-    augmented(checkpoint, data, tmp_path / "complete.tsv")
-    all_rows = sum(passes)
-    augmented(checkpoint, data, tmp_path / "three.tsv", "--candidates", 3)
     limit(augmented_together=2)
-    common = ["--checkpoint", checkpoint, "--train", data, "--out", tmp_path / "b.tsv"]
-    for more, expected in (([], "complete.tsv"), (["--candidates", 3], "three.tsv")):
-        with before_rename("000002.npy", interrupt):
+    data, out, parts = write_labelled(tmp_path / "a.tsv"), tmp_path / "b.tsv", tmp_path / "b.tsv.parts"
+    common = ["--checkpoint", checkpoint, "--train", data, "--out", out]
+    for number, more in enumerate(([], ["--candidates", 3])):
+        complete = augmented(checkpoint, data, tmp_path / f"complete{number}.tsv", *more)
+        with before_rename("000002.npy", Mock(side_effect=KeyboardInterrupt)):
             assert invoke(main, "augment", *common).exit_code == 130
-        passes.clear()
+        times = [(parts / "000000.npy").stat().st_mtime_ns]
         with before_rename("b.tsv", another):
-            succeeds(main, "augment", *common, *more)
-        assert (tmp_path / "b.tsv").read_bytes() == (tmp_path / expected).read_bytes()
-        assert (sum(passes) < all_rows) == (not more)  # parts that were there are used, but none of other options
-        (tmp_path / "b.tsv").unlink()
+            assert augmented(checkpoint, data, out, *more) == complete
+        assert (times[0] == times[1]) == (not more)  # parts that were there are used, but none of other options
+        out.unlink()
 
 
 @pytest.mark.slow
 def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_path, limit):
     limit(augmented_together=32)
     data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(100)))
-    common = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out"]
-    augmented(checkpoint, data, tmp_path / "one.tsv", "--copies", 2)
-    said, _ = on_ranks(2, "bertrain", ["augment", *common, tmp_path / "two.tsv"])
+    given = ["augment", "--checkpoint", checkpoint, "--train", data, "--copies", 2]
+    said, _ = on_ranks(2, "bertrain", [*given, "--out", tmp_path / "two.tsv"])
     assert said.count("100 rows and") == 1
-    assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
+    assert (tmp_path / "two.tsv").read_text() == augmented(checkpoint, data, tmp_path / "one.tsv", "--copies", 2)
