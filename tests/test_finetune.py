@@ -48,7 +48,6 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, source, tmp_path):
     result = tuned(bert_run, data, tmp_path / "out", *options)
     assert result["length"] == 128
     assert result["dev_accuracy"]["min"] == result["test_accuracy"]["median"] == 1.0
-    assert result["dev_mcc"]["max"] == result["dev_f1"]["max"] == 1.0
     kept = json.loads((tmp_path / "out" / "result.json").read_text())
     assert [run["seed"] for run in kept["runs"]] == [0, 1]
     for run in kept["runs"]:
@@ -69,14 +68,10 @@ def asked(word):
     return {"context": f"{word} river stone", "qas": [entry]}
 
 
-def labels_of(text):
-    return ",".join(name for name in ("light", "stone", "river") if name in text)
-
-
 SQUAD = json.dumps({"data": [{"paragraphs": [*map(asked, ("salt", "light", "bread"))]}]})
 LEARNED = {  # task: name of a file, its lines; the measure, and a value that it exceeds
     "regression": ("a.tsv", [f"{text}\t{5.0 * (text in GOOD)}" for text in GOOD + BAD], "pearson", 0.5),
-    "multilabel": ("a.tsv", [f"{text}\t{labels_of(text)}" for text in GOOD + BAD], "micro_f1", 0.9),
+    "multilabel": ("a.tsv", [f"{text}\t{text.replace(' ', ',')}" for text in GOOD + BAD], "micro_f1", 0.9),
     "qa": ("a.json", [SQUAD], "exact_match", 0.9),
 }
 
@@ -87,15 +82,6 @@ def test_other_tasks_are_learned(bert_run, tmp_path, name):
     given = ["--task", name, "--lr", 3e-3, "--batch-size", 3, "--epochs", 30, "--length", 32]
     result = tuned(bert_run, write(tmp_path / file, *lines), tmp_path / "out", *given)
     assert result[f"dev_{measure}"]["median"] > least
-
-
-def test_precisions_give_about_the_same_model(bert_run, tmp_path):
-    data = write_labelled(tmp_path / "train.tsv", repeat=3)
-    for precision in ("fp32", "bf16"):
-        tuned(bert_run, data, tmp_path / precision, "--precision", precision)
-    one, other = (weights_in(tmp_path / precision / "seed-0") for precision in ("fp32", "bf16"))
-    assert any(not torch.equal(one[name], other[name]) for name in one)
-    torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
 
 
 @pytest.mark.parametrize("batch_size", [2, 99])  # the loss is not finite, or only what comes after the last step
@@ -111,12 +97,6 @@ def test_a_seed_that_gets_no_better_ends(command, tmp_path):
     assert len(run["curve"]) == run["best_epoch"] + 2 < 9
 
 
-def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
-    data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
-    command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8, "--seeds", 2)
-    assert succeeds(main, "finetune", *command).stderr.count("14 of 20") == 2  # of --train and of --dev
-
-
 @pytest.mark.slow
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(command, tmp_path):
     common = [*command, "--seeds", 3, "--precision", "fp32", "--out"]
@@ -126,9 +106,6 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(command, tmp_path):
     for seed in range(3):
         one, same = (weights_in(tmp_path / out / f"seed-{seed}") for out in ("one", "two"))
         assert all(torch.equal(one[name], same[name]) for name in one)
-    for wrong in (["--text", "7"], ["--separator", ""]):
-        _, err = on_ranks(2, "bertrain", [*common, tmp_path / "three", *wrong], code=2)
-        assert err.count("Error: ") == 1, err
 
 
 # ------------------------------------------------------------------------------------- weights, labels and a tokenizer
@@ -146,16 +123,11 @@ def test_tokenizer_files_of_transformers_5_are_written_for_every_program(source,
     assert content == json.loads((tmp_path / "tokenizer.json").read_bytes()) | {"truncation": None, "padding": None}
 
 
-def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
-    saved = weights_in(source)
-    encoder = [name for name in saved if name.startswith("bert.")]
-    assert len(encoder) > 30
-    for from_scratch in (False, True):
-        model = heads.load(str(source), classes("a", "b"), from_scratch=from_scratch, dropout=0.25)
-        assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
-        same = [torch.equal(model.state_dict()[name], saved[name]) for name in encoder if name.endswith("query.weight")]
-        assert all(same) != from_scratch
-        assert any(same) != from_scratch
+def test_from_scratch_no_weight_is_that_of_the_checkpoint(source):
+    model, saved = heads.load(str(source), classes("a", "b"), from_scratch=True, dropout=0.25), weights_in(source)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    queries = {name: weight for name, weight in model.state_dict().items() if name.endswith("query.weight")}
+    assert not any(torch.equal(weight, saved[name]) for name, weight in queries.items())
 
 
 def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
@@ -185,7 +157,6 @@ HEADS = [  # labels of a head, labels to train on, and the order that the kept h
     (["LABEL_0", "LABEL_1"], "01", "01"),
     ("01", ["0.0", "1.0"], ["0.0", "1.0"]),
     ("aA", "Aa", "aA"),
-    (["LABEL_0", "0"], ["0", "LABEL_0"], ["LABEL_0", "0"]),
     ("ab", "ac", None),
     ("ab", "abc", None),  # as from MNLI to RTE
     (["LABEL_0", "LABEL_1"], "ab", None),
@@ -222,19 +193,12 @@ def test_a_head_for_other_labels_is_replaced(bert_run, source, command, tmp_path
 
 
 def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, command, tmp_path):
-    def trained():
-        """The number of times that a seed was trained."""
-        return [(path / "model.safetensors").stat().st_mtime_ns for path in sorted((tmp_path / "out").glob("seed-*"))]
-
     succeeds(main, *command)
-    first, newest, before = tmp_path / "out" / "seed-0", bert_run / "step-00000002", trained()
-    numbers = json_of(main, *command, "--seeds", 2)["dev_accuracy"]
+    first, newest = tmp_path / "out" / "seed-0", bert_run / "step-00000002"
+    before = (first / "model.safetensors").stat().st_mtime_ns
+    numbers = json_of(main, *command, "--seeds", 2, "--checkpoint", newest)["dev_accuracy"]  # the same by another path
     assert numbers["median"] == pytest.approx((numbers["min"] + numbers["max"]) / 2, abs=1e-5)
-    assert trained()[:1] == before
-    before = trained()
-    succeeds(main, *command, "--seeds", 2, "--checkpoint", newest)  # by another path
-    assert trained() == before
-    assert len(before) == 2
+    assert (first / "model.safetensors").stat().st_mtime_ns == before
     files = contents(first.parent)
     write(shutil.copytree(newest, tmp_path / "other") / "note.json", "{}")
     (tmp_path / "b.tsv").write_bytes((tmp_path / "train.tsv").read_bytes() + b"light\t0\n")
@@ -247,59 +211,47 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, com
     ):
         refused(main, *command, *more, kind="other-settings", option="out", says=named)
     assert contents(first.parent) == files
-    kept, config = (json.loads((first / name).read_text()) for name in ("seed.json", "config.json"))
-    del kept["of"]["the order of labels"]  # as in 0.1.0
-    (first / "seed.json").write_text(json.dumps(kept))
-    seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
-    (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
-    refused(main, *command, kind="other-settings", option="out")
 
 
 def test_a_model_is_its_name_or_its_files(source, tmp_path):
-    def key(task="classification", **more):
-        return seeds.settings_key(seeds.Job(checkpoint=str(source), out="x", **more), TASKS[task]())
+    def key(teacher):
+        return seeds.settings_key(seeds.Job(checkpoint=str(source), out="x", teacher=str(teacher)), classes())
 
     copy = shutil.copytree(source, tmp_path / "copy")
-    before = key(teacher=str(copy))
-    assert key(teacher="org/a") != key(teacher="org/b")
-    assert key(teacher=str(source)) == before
+    before = key(copy)
+    assert key("org/a") != key("org/b")
+    assert key(source) == before
     (copy / "vocab.txt").write_text("x")
-    assert key(teacher=str(copy)) != before
-    files = [write(tmp_path / f"{name}-train.json", "[]") for name in "dm"]  # two files of C3 that one name stands for
-    before = key("choice", train=str(files[0]))
-    files[1].write_text("[1]")
-    assert key("choice", train=str(files[0])) != before
+    assert key(copy) != before
 
 
 def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
+    def others():
+        """What is there besides the seeds that were set aside."""
+        return {path: content for path, content in contents(out).items() if not path.startswith("damaged")}
+
     succeeds(main, *command)
     out, seed = tmp_path / "out", tmp_path / "out" / "seed-0"
     complete = contents(out)
     weights = complete["seed-0/model.safetensors"]
-    damages = [
-        ("model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1])),
-        ("tokenizer.json", complete["seed-0/tokenizer.json"][:-1]),
-        ("seed.json", b"{}"),
-        ("seed.json", b"[" * 100_000),
-        ("checkpoint.json", b"[" * 100_000),
-        ("checkpoint.json", None),  # as if it was never written
-    ]
-    for turn, (name, damage) in enumerate(damages, start=1):
-        (seed / name).unlink()
-        if damage is not None:
-            (seed / name).write_bytes(damage)
-        damaged = contents(seed)
+    damages = {
+        "model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1]),
+        "tokenizer.json": complete["seed-0/tokenizer.json"][:-1],
+        "seed.json": b"{}",
+        "checkpoint.json": b"[" * 100_000,
+    }
+    for turn, (name, damage) in enumerate(damages.items()):
+        (seed / name).write_bytes(damage)
+        damaged, aside = contents(seed), out / ("damaged-seed-0" + f"-{turn + 1}" * (turn > 0))
         said = succeeds(main, *command).stderr
-        aside = out / ("damaged-seed-0" if turn == 1 else f"damaged-seed-0-{turn}")
         assert all(str(part) in said for part in (seed, name, aside))
-        assert contents(aside) == damaged
-        assert {path: known for path, known in contents(out).items() if not path.startswith("damaged")} == complete
+        assert (contents(aside), others()) == (damaged, complete)
     with pytest.MonkeyPatch.context() as patch:  # what cannot be read now is not trained again
         cannot_read(patch, seed / "model.safetensors")
         refused(main, *command, kind="unreadable")
-    assert {path: known for path, known in contents(out).items() if not path.startswith("damaged")} == complete
-    (seed / "model.safetensors").write_bytes(b"")
+    (seed / "model.safetensors").unlink()
     refused(main, *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
+    assert others() == {path: content for path, content in complete.items() if content != weights}
     with recorded(tmp_path) as disk:
         assert seeds.finished(seed) is None
     assert not disk.pending
