@@ -245,7 +245,6 @@ TOUCHED = {  # file → what its tests patch or read of the product; support/lim
     "test_finite": "Trainer._seed Trainer.add_gradients _seed optimizers.OPTIMIZERS.sgd",
     "test_gpu": "Trainer.update trainer_module.micro_batches",
     "test_gpu_dry": "Report.finish pretrain.world trainer_module.DistributedDataParallel",
-    "test_prepare": "_later_ones",
     "test_pretrain": "checkpoint.shutil.rmtree",
     "test_run": "Trainer.step _devices speed.peak_flops speed.time",
     "test_samples": "bertdata.read.stream.Samples._request",

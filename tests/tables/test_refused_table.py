@@ -24,6 +24,7 @@ URLS += f"https://u:sec\u2100ret@host/a s3://bucket/a//b.txt https://{'a' * 64}.
 COMMANDS = {  # kind and option of the error → command lines. build and import also get --out out --tokenizer
     "malformed part": [f"build t.txt --part={part}" for part in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3", "''")],
     "malformed shard_size": [f"build t.txt --shard-size {size}" for size in ("many", "9" * 20, "9" * 400, "0.5")],
+    "out-of-range shard_size": ["build big.txt --shard-size 1"],  # which would be a unit for each byte
     "malformed documents": ["build t.txt --documents page"],
     "malformed type": [f"{command} t.txt --type char" for command in ("build", "train-tokenizer")],
     "malformed ray": ["build t.txt --ray t.txt", "build t.txt --ray ray://host:10001"],
@@ -185,11 +186,12 @@ def _place(tmp_path, monkeypatch, dataset):
     monkeypatch.chdir(tmp_path)
     data, index = ids.megatron([[document] for document in IDS], "uint16")
     contents = {"t.txt": b"the stone", "empty": b"", "d/t.txt": b"a", "hidden/.x": b"a", "m.bin": data, "m.idx": index}
-    contents |= {"o.idx": index, "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n'}
+    contents |= {"o.idx": index, "big.txt": b"a", "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n'}
     contents |= {"a.bin": ids.packed(sum(IDS, []), "uint16"), "odd.bin": bytes(6), "z.bin.gz": gzip.compress(bytes(40))}
     write_all(tmp_path, contents | {"l.bin": ids.llm_c([10] * 600, 20240520, 1, "uint16")})
     pq.write_table(pa.table({"input_ids": IDS}), "r.parquet")
     os.symlink(dataset.path, "shards")
+    os.truncate("big.txt", (1 << 20) + 1)
     os.mkdir("there")
     for name in ("pipe", "p.bin", "p.parquet", "q.idx", "o.bin"):
         os.mkfifo(name)
