@@ -59,7 +59,7 @@ OTHERS = {"pip", "pipx", "venv", "hf", "aws", "curl", "pre-commit", "euroeval", 
 NOT_RUN = {  # page, beginning of a command or of Python → why it is only read; ours are parsed all the same
     ("docs/tutorial.md", "from pathlib import Path\n"): "reads all packages; the world has such a text",
     ("docs/tutorial.md", "from hashlib import sha256\n"): "reads all packages; the world has such tables",
-    ("docs/records.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "tests/test_trackers.py",
+    ("docs/records.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "an account",
     ("docs/reading.md", "python examples/lightning_loop.py "): "Lightning is not installed",
     ("docs/adapters.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
     ("docs/import.md", "from streaming import "): "tests/test_inputs.py, outside",

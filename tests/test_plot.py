@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.commands import refused, succeeds
 from support.data import data_of
+from support.disk import put
+from support.runs import entries
 
 from bertrain.__main__ import main
 from bertrain.commands import report
@@ -19,11 +21,8 @@ def page(*runs):
     return data_of(report.report([Path(run) for run in runs]))
 
 
-def write(run, entries, about=None, *, end="\n"):
-    run.mkdir(parents=True)
-    (run / "log.jsonl").write_text("\n".join(map(json.dumps, entries)) + end)
-    if about:
-        (run / "run.json").write_text(json.dumps(about))
+def write(run, log, *, end=""):
+    put(run / "log.jsonl", "".join(f"{json.dumps(entry)}\n" for entry in log) + end)
     return run
 
 
@@ -32,17 +31,13 @@ def step(number, loss, **more):
 
 
 def test_the_page_has_the_numbers_and_predictions_of_the_log(finished):
-    log = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    log, (found,) = entries(finished), page(finished)["runs"]
     steps, evaluations = ([entry for entry in log if name in entry] for name in ("lr", "validation_loss"))
-    (found,) = page(finished)["runs"]
-    for entry in steps:
-        entry["seconds"] = sum(entry[f"{kind}_s"] for kind in ("trained", "compiled", "evaluated", "waited"))
-    for name in ("step", "tokens", "seconds", "loss", "accuracy", "lr", "tokens_per_s", "grad_norm"):
+    for name in ("step", "tokens", "loss", "accuracy", "lr", "tokens_per_s", "grad_norm"):
         assert found["points"][name] == pytest.approx([entry[name] for entry in steps], rel=1e-5)
     for name in ("loss", "accuracy"):
         expected = [entry[f"validation_{name}"] for entry in evaluations]
         assert [one[name] for one in found["evaluations"]] == pytest.approx(expected, rel=1e-5)
-    assert found["parameters"] == json.loads((finished / "run.json").read_text())["resolved"]["parameters"]
     kept = {entry["step"]: entry["predictions"] for entry in log if "predictions" in entry}
     assert {one["step"]: one["rows"] for one in found["predictions"]} == kept
     assert kept.keys() == {3, 6}
@@ -78,11 +73,11 @@ def test_a_run_without_an_evaluation_or_options_is_drawn_and_one_without_a_step_
 
 
 def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
-    entries = [step(n, 3.0 + 1e-5 * n, grad_norm=n / 7, tokens_per_s=n / 3) for n in range(1, 4001)]
-    entries[3210]["loss"] = 99.0
+    log = [step(n, 3.0 + 1e-5 * n, grad_norm=n / 7, tokens_per_s=n / 3) for n in range(1, 4001)]
+    log[3210]["loss"] = 99.0
     evaluated = {"validation_loss": 3.0, "predictions": [["a >b< c", "b", "c"]] * 8}
-    entries += [{"step": n} | evaluated for n in range(1, 4001, 4)]
-    runs = [write(tmp_path / f"run{n}", entries) for n in range(2)]
+    log += [{"step": n} | evaluated for n in range(1, 4001, 4)]
+    runs = [write(tmp_path / f"run{n}", log) for n in range(2)]
     data = page(*runs)
     for found in data["runs"]:
         points = found["points"]
@@ -101,7 +96,7 @@ def test_a_picture_and_a_page_are_both_written_of_any_path(tmp_path):
     odd = [{"loss": "x", "lr": [], "validation_loss": {}}, {"change": 5}, {"change": {"lr": 5}}]
     odd += [{"stream": {"masking": 5}}]
     log = [step(1, 3.0), evaluated, *({"step": 7} | entry for entry in odd)]
-    run = write(tmp_path / name, log, end="\n" + "[" * 100_000)
+    run = write(tmp_path / name, log, end="[" * 100_000)
     picture, html = tmp_path / "curves.png", tmp_path / "runs.html"
     for about in ("[" * 100_000, "", "5", json.dumps({"config": {"data": name}})):
         (run / "run.json").write_text(about)

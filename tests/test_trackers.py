@@ -1,19 +1,15 @@
 """--log-to: what a tracker gets, a record that goes on, and trackers that fail. wandb and trackio are stand-ins."""
 
 import re
-import shlex
 import sys
 from unittest.mock import Mock, call
 
 import pytest
-from support.commands import succeeds
-from support.data import ROOT
-from support.runs import QUIET, TINY, entries, refused_run, remove_after, train
+from support.runs import QUIET, entries, refused_run, remove_after, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bertdata.errors import install
 from bertrain import trackers
-from bertrain.__main__ import main
 
 OPTIONS = QUIET | {"steps": 4, "eval_every": 2}
 
@@ -30,33 +26,27 @@ def library(monkeypatch):
     return library
 
 
-def together(rows):
-    """Step → numbers, of rows with some of the numbers of a step each."""
-    by_step = {}
-    for step, numbers in rows:
-        by_step[step] = by_step.get(step, {}) | numbers
-    return by_step
-
-
 def expected(out):
-    """What a tracker gets of the entries of log.jsonl."""
-    rows = []
+    """(step, name) → number, of the entries of log.jsonl."""
+    numbers = {}
     for entry in entries(out):
-        numbers = {name: value for name, value in entry.items() if isinstance(value, (int, float)) and name != "step"}
-        numbers = {name.replace("validation_", "validation/"): value for name, value in numbers.items()}
-        rows.append((entry["step"], numbers))
-    return {step: pytest.approx(numbers, rel=1e-6) for step, numbers in together(rows).items()}
+        step = entry.pop("step")
+        for name, value in entry.items():
+            if isinstance(value, (int, float)):
+                numbers[step, name.replace("validation_", "validation/")] = value
+    return pytest.approx(numbers, rel=1e-6)
 
 
 def recorded(name, library, out):
-    """What it got."""
+    """(step, name) → number, of what a tracker got."""
     if name != "tensorboard":
-        return together(library.rows)
+        return {(step, name): value for step, numbers in library.rows for name, value in numbers.items()}
     board = EventAccumulator(str(out / "tensorboard"))
     board.Reload()
-    events = [(tag, event) for tag in board.Tags()["scalars"] for event in board.Scalars(tag)]
-    assert len(events) == len({(tag, event.step) for tag, event in events})
-    return together((event.step, {tag: event.value}) for tag, event in events)
+    events = [(event.step, tag, event.value) for tag in board.Tags()["scalars"] for event in board.Scalars(tag)]
+    numbers = {(step, tag): value for step, tag, value in events}
+    assert len(events) == len(numbers)
+    return numbers
 
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)
@@ -64,7 +54,7 @@ def test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record(da
     out, options = tmp_path / "run", OPTIONS | {"log_to": (name,), "save_every": 1}
     train(dataset.path, out, **options | {"steps": 2})
     assert recorded(name, library, out) == expected(out)
-    assert "validation/loss" in recorded(name, library, out)[2]
+    assert (2, "validation/loss") in recorded(name, library, out)
     remove_after(out, 1)
     train(dataset.path, out, **options)
     assert recorded(name, library, out) == expected(out)
@@ -104,16 +94,3 @@ def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_p
     how = {"kind": "not-installed", "option": "log_to", "given": name, "says": install(name)}
     refused_run(dataset.path, tmp_path / "run", log_to=name, **how)
     assert not (tmp_path / "run" / "log.jsonl").exists()
-
-
-def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
-    page = (ROOT / "docs" / "records.md").read_text()
-    lines = re.findall(r"^    bertrain pretrain (.* --log-to .*)$", page, re.MULTILINE)
-    assert len(lines) == 2
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shards").symlink_to(dataset.path)
-    small = ["--model", TINY, "--global-batch-size", "4", "--length", "16"]
-    for number, line in enumerate(lines):
-        succeeds(main, "pretrain", *shlex.split(line), *small, "--steps", number + 1)
-    assert len(library.begun) == 2
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
