@@ -68,14 +68,17 @@ def in_pairs(text):
 
 
 def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None, settings=None):
-    """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
+    """A sealed dataset of given arrays, right or wrong.
+
+    shards lists (tokens, document ends, sentence ends or None), and whether each token begins a word if that is stored.
+    """
     out.mkdir()
     entries, stage = [], Stage(out)
-    for number, (tokens, documents, sentences) in enumerate(shards):
+    for number, (tokens, documents, sentences, *words) in enumerate(shards):
         stored = sentences is not None
         writer = ShardWriter(stage, f"{split}-{number:05d}")
         ends = np.array(sentences, np.uint64) if stored else None
-        writer.append(np.array(tokens, dtype), np.array(documents, np.uint64), ends)
+        writer.append(np.array(tokens, dtype), np.array(documents, np.uint64), ends, *words)
         entries.append(writer.finish(input_range=(0, 1), counts={"documents": len(documents)}))
     files = {}
     if tokenizer is not None:
