@@ -1,6 +1,7 @@
 """Every kernel equals its slow reference implementation, and hostile arguments do no harm."""
 
 import os
+from bisect import bisect_right
 from functools import partial
 from itertools import pairwise
 
@@ -18,6 +19,8 @@ from bertdata import IGNORE_INDEX, Masking, SpecialTokens
 from bertdata.bits import keep_masked
 from bertdata.choices import MASKING_POLICIES
 from bertdata.read import order
+from bertdata.read.kernels.pieces import pack_pieces, piece_rows
+from bertdata.read.kernels.rows import SPAN, Frames, TokenTable
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import TEXT_PADDING
 from bertdata.write import kernels as build_kernels
@@ -39,6 +42,27 @@ def test_orders_equal_their_reference(seed, num_samples, block, positions):
     for position, epoch, sample_id in zip(positions, *map(np.ndarray.tolist, found), strict=True):
         assert epoch == position // num_samples
         assert sample_id == permute(position % num_samples, num_samples=num_samples, seed=seed, epoch=epoch)
+
+
+SIZES = st.lists(st.integers(1, 99) | st.integers(2**31 - 9, 2**32 + 9), min_size=1, max_size=5)
+PLACES = st.tuples(st.integers(0, 2**31 + 99) | st.integers(2**31, 2**35), st.integers(0, 99))
+
+
+@given(SIZES, st.lists(PLACES, min_size=1, max_size=5))
+@example([2**31 - 1, 50, 2**32, 9], [(2**31 - 2, 1), (2**31, 9), (2**31 + 48, 1), (2**31 + 2**32, 48)])
+def test_spans_of_pieces_equal_their_reference(sizes, pieces):
+    """Of streams of any size, whose tokens are not read. A piece that is not inside one shard is refused."""
+    starts, addresses = np.append(0, np.cumsum(sizes)), np.arange(len(sizes)) << 40
+    shards = [bisect_right(starts[:-1].tolist(), start) - 1 for start, _ in pieces]
+    fits = [size and start + size <= starts[k + 1] for k, (start, size) in zip(shards, pieces, strict=True)]
+    num_rows = fits.index(False) if False in fits else len(pieces)
+    rows, table = np.arange(len(pieces)), TokenTable(starts, addresses, itemsize=2, separator=1, cls=2, sep=3)
+    frames = Frames(np.empty((rows.size, 101), np.int64), np.empty_like(rows), np.empty(rows.size, SPAN))
+    index = pack_pieces(*np.array(pieces).T), np.zeros(0, np.uint64)
+    count = piece_rows(rows, rows, *index, tuple(table), tuple(frames), np.zeros((0, 0), np.int64), 0)
+    assert count == (len(pieces) if all(fits) else -1)
+    for row, (k, (start, size)) in enumerate(zip(shards[:num_rows], pieces, strict=False)):
+        assert frames.spans[row].tolist() == (addresses[k] + 2 * (start - starts[k]), row, 1, size, start)
 
 
 @settings(max_examples=3 * hypothesis.settings().max_examples)
