@@ -1,20 +1,25 @@
-"""A mix reads each of its sources as a Loader of it alone does, in exact shares and in an order without a pattern."""
+"""A mix reads each source as a Loader of it alone does, in exact shares and random order; and training on a mix."""
 
 import json
 from fractions import Fraction
 from math import inf
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
-from support.commands import refuses
+from support.commands import invoke, json_of, refuses, succeeds
 from support.data import SPECIAL, assert_goes_on, assert_same, built, make_text, write_dataset
+from support.runs import flags, train
 
 import bertdata
 from bertdata import Loader, Masking, SpecialTokens
 from bertdata.read.mix import Mix, ratio
+from bertrain.cli import command
+from bertrain.commands import doctor
+from bertrain.commands.evaluate import main as evaluate_main
 
 NAN, TOO_MANY_DIGITS = float("nan"), [(0.1234567891, 1), (1 / 3, 0.5), (2**31 - 1, 1)]
 KINDS = [
@@ -28,29 +33,21 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def others(other, tmp_path_factory, vocab):
-    """Two datasets more, with the tokenizer of `dataset`; the second one is small."""
+def small(tmp_path_factory, vocab):
+    """A dataset without a validation split, with the tokenizer of `dataset` and `other`."""
     options = {"tokenizer": vocab, "sentences": "line", "validation": 0}
-    return [other, built(tmp_path_factory.mktemp("small"), make_text(9, seed=2), **options)]
+    return built(tmp_path_factory.mktemp("small"), make_text(9, seed=2), **options)
 
 
-@pytest.fixture
-def mix(dataset, others):
-    return [(dataset, 0.7), (others[0], 0.25), (others[1], "0.05")]
-
-
-def weights_and_seed():
-    weights = st.lists(st.integers(1, 12) | st.integers(1, 10**8), min_size=2, max_size=6)
-    return st.tuples(weights.map(ratio), st.integers(0, 2**64 - 1))
-
-
+WEIGHTS = st.lists(st.integers(1, 12) | st.integers(1, 10**8), min_size=2, max_size=6).map(ratio)
 BEGINS = st.integers(0, 300) | st.integers(0, 2**62 - 1)
 IN_A_ROW = st.tuples(BEGINS, st.integers(1, 250)).map(lambda parts: [*range(parts[0], sum(parts))])
+ANYWHERE = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3)
 
 
-@given(weights_and_seed(), st.lists(BEGINS, max_size=8) | IN_A_ROW)
-def test_places_and_counts_equal_their_reference(given, positions):
-    weights, seed = given
+@given(WEIGHTS, st.integers(0, 2**64 - 1), st.lists(BEGINS, max_size=8) | IN_A_ROW, ANYWHERE)
+def test_places_and_counts_equal_their_reference(weights, seed, positions, anywhere):
+    """A position that does not exist leads to some source, and nothing is written outside an array."""
     mix = Mix(weights, seed=seed)
     places = mix.places(np.array(positions, np.int64))
     expected = [keys.mixed(position, weights=weights, seed=seed) for position in positions]
@@ -60,14 +57,9 @@ def test_places_and_counts_equal_their_reference(given, positions):
     for position, (source, place) in zip(positions[:8], expected, strict=False):
         counts = mix.counts(position)
         assert (counts[source], sum(counts)) == (place, position)
-
-
-@given(weights_and_seed(), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=3))
-def test_positions_that_do_not_exist_lead_to_some_source(given, positions):
-    """They are not refused, as those of one dataset are not, and nothing is written outside an array."""
-    places = Mix(given[0], seed=given[1]).places(np.array(positions))
-    assert ((places.sources >= 0) & (places.sources < len(given[0]))).all()
-    assert sum(which.size for which in places.rows()) == len(positions)
+    places = mix.places(np.array(anywhere, np.int64))
+    assert ((places.sources >= 0) & (places.sources < len(weights))).all()
+    assert sum(which.size for which in places.rows()) == len(anywhere)
 
 
 def test_weights_are_exact_decimals():
@@ -79,13 +71,15 @@ def test_weights_are_exact_decimals():
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_rows_are_those_of_each_source_alone(mix, limit, options):
+def test_rows_are_those_of_each_source_alone(dataset, other, small, limit, options):
     """Also of a mix that begins later in each of its sources: it begins at its own position 0."""
     limit(block_tokens=60)
-    options = {"length": 32, "seed": 5} | options
+    mix, options = [(dataset, 0.7), (other, 0.25), (small, "0.05")], {"length": 32, "seed": 5} | options
+    batches = assert_goes_on(lambda: Loader(mix, global_batch_size=99, epochs=1, **options))
     loader, starts = Loader(mix, **options), options.pop("starts", (0, 0, 0))
-    alone = [Loader(dataset, **options) for dataset, _ in mix]
+    alone = [Loader(each, **options) for each, _ in mix]
     end = 4 * loader.num_samples
+    assert sum(batch.sources.size for batch in batches) == sum(each.num_samples for each in alone)
     for positions in (np.arange(300), np.array([end, 3, 2**50, 4]), np.arange(end, end + 99), np.arange(0)):
         batch, places = loader.read(positions), Mix((14, 5, 1), seed=5).places(positions)
         assert np.array_equal(batch.sources, places.sources)
@@ -101,18 +95,9 @@ def test_rows_are_those_of_each_source_alone(mix, limit, options):
     assert loader.counts(250) == [count + start for count, start in zip(counts, starts, strict=True)]
 
 
-def test_a_mix_that_begins_later_resumes_and_reads_an_epoch_of_all_sources(mix):
-    options = {"starts": (7, 1000, 3), "length": 32, "seed": 5}
-    batches = assert_goes_on(lambda: Loader(mix, global_batch_size=99, epochs=1, **options))
-    loader = Loader(mix, **options)
-    assert sum(batch.sources.size for batch in batches) == sum(source.num_samples for source in loader.sources)
-    with refuses("other-stream", "state", given={"starts": ([7, 1000, 3], None)}):
-        Loader(mix, length=32, seed=5).load_state_dict(loader.state_dict())
-
-
-def test_facts_of_a_mix_are_means_by_weight(dataset, others):
-    loader = Loader([(dataset, 3), (others[0], 1)], length=64, samples="documents")
-    alone = [Loader(d, length=64, samples="documents").facts["pad_share"] for d in (dataset, others[0])]
+def test_facts_of_a_mix_are_means_by_weight(dataset, other):
+    loader = Loader([(dataset, 3), (other, 1)], length=64, samples="documents")
+    alone = [Loader(each, length=64, samples="documents").facts["pad_share"] for each in (dataset, other)]
     assert loader.facts == {"pad_share": 0.75 * alone[0] + 0.25 * alone[1], "crop_share": 0.0}
 
 
@@ -124,12 +109,12 @@ def test_one_dataset_with_a_weight_is_no_mix(dataset):
     assert_same(next(one), next(plain))
 
 
-def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
+def test_what_cannot_be_mixed_is_refused(dataset, other, tmp_path):
     def written(name, special=dataset.special_tokens, **options):
         shards = [([9, len(name), 3], [3], None)]
         return bertdata.open(write_dataset(tmp_path / name, shards, special=special, **options)), 1
 
-    one, other = (dataset, 1), others[0]
+    one, two = (dataset, 1), (other, 1)
     indented = json.dumps(json.loads(dataset.tokenizer_file("tokenizer.json")), indent=3)
     Loader([one, written("the same tokenizer", tokenizer=indented)], length=8)
     bare = [written(f"{unk}", SpecialTokens(**vars(SPECIAL) | {"unk": unk})) for unk in (1, None)]
@@ -137,10 +122,10 @@ def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
     for kind, option, shards, more in (
         *(("out-of-range", "shards", [one, (other, weight)], {}) for weight in (0, -1, "x", NAN, inf, None, "")),
         *(("malformed", "shards", [(dataset, a), (other, b)], {}) for a, b in TOO_MANY_DIGITS),
-        *(("out-of-range", "starts", [one, (other, 1)], {"starts": starts}) for starts in ((1, 2, 3), (1, -2), (1,))),
+        *(("out-of-range", "starts", [one, two], {"starts": starts}) for starts in ((1, 2, 3), (1, -2), (1,))),
         *(("not-a-dataset", "shards", wrong, {}) for wrong in no_datasets),
-        ("conflict", "shards", [one, (other, 1), (bertdata.open(dataset.path), 2)], {}),
-        ("conflict", "variants", [one, (other, 1)], {"variants": 2}),
+        ("conflict", "shards", [one, two, (bertdata.open(dataset.path), 2)], {}),
+        ("conflict", "variants", [one, two], {"variants": 2}),
         *(("tokenizer-differs", "shards", mixed, {}) for mixed in ([one, written("another", tokenizer="{}")], bare)),
     ):
         with refuses(kind, option):
@@ -153,3 +138,53 @@ def test_the_damaged_source_is_named(tmp_path):
     next(Loader([(made[0], 1), (made[1], 1)], length=8))
     with refuses("damaged", says=str(tmp_path / "c")):
         next(Loader([(made[0], 1), (made[1], 1), (made[2], 1)], length=8))
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+def test_a_run_states_what_it_reads_of_each_source(dataset, other, tmp_path):
+    mix, out = [[str(dataset.path), 0.7], [str(other.path), 0.3]], tmp_path / "run"
+    options = {"model": "bert-tiny", "steps": 3, "global_batch_size": 7, "micro_batch_size": 3}
+    assert succeeds(doctor.main, *flags(mix, out, **options)).stdout.count("PASS  mix ") == 2
+    log = [entry for entry in train(mix, out, **options) if "loss" in entry]
+    loader = Loader([(dataset, 0.7), (other, 0.3)], length=32)
+    assert [entry["step"] for entry in log] == [1, 2, 3]
+    for entry in log:
+        counts = loader.counts(7 * entry["step"])
+        read = zip(mix, counts, loader.sources, strict=True)
+        assert entry["tokens"] == 32 * sum(counts)
+        assert entry["sources"] == {
+            path: {"tokens": 32 * count, "epochs": round(count / source.num_samples, 4)}
+            for (path, _), count, source in read
+        }
+    ids = [item.token_counts("train").astype(float) for item in (dataset, other)]
+    for each in ids:
+        each[list(dataset.special_tokens.special_ids)] = 0
+    shares = 0.7 * ids[0] / ids[0].sum() + 0.3 * ids[1] / ids[1].sum()
+    shares = shares[shares > 0]
+    stated = json.loads((out / "run.json").read_text())["resolved"]["reference_loss"]["unigram"]
+    assert stated == pytest.approx(-(shares * np.log(shares)).sum())
+
+
+def test_each_source_with_a_validation_split_is_evaluated_as_if_it_were_alone(dataset, other, small, tmp_path, capsys):
+    paths = [str(each.path) for each in (dataset, other, small)]
+    log = train([*zip(paths, (7, 3, 1), strict=True)], tmp_path / "run", steps=3, save_every=3, model="bert-tiny")
+    assert f"warning: {small.path} " in capsys.readouterr().out
+    entry = log[-1]
+    assert list(entry["validation_sources"]) == paths[:2]
+    parts = []
+    for path in paths[:2]:
+        parts.append(json_of(evaluate_main, "--checkpoint", tmp_path / "run" / "step-00000003", "--data", path))
+        expected = {name: parts[-1][name] for name in ("loss", "accuracy", "targets")}
+        assert entry["validation_sources"][path] == pytest.approx(expected, rel=1e-5)
+    for name, weights in (("loss", (0.7, 0.3)), ("accuracy", (0.7, 0.3)), ("targets", (1, 1))):
+        mean = sum(weight * part[name] for weight, part in zip(weights, parts, strict=True))
+        assert entry[f"validation_{name}"] == pytest.approx(mean)
+
+
+def test_weights_are_in_the_order_of_the_datasets_and_not_behind_them():
+    run = Mock()
+    assert invoke(command(run), "--data", "A", "0.7", "--out", "nowhere").exit_code == 2
+    succeeds(command(run), "--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3")
+    assert (run.call_args.args[0].data, run.call_args.args[0].weights) == (("A", "B"), (0.7, 0.3))
