@@ -1,10 +1,11 @@
 """The torch datasets, in the loops they are meant for: DataLoader, Trainer, accelerate, and the examples."""
 
-import inspect
 import json
 import pickle
 import runpy
 import sys
+from functools import wraps
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -22,16 +23,25 @@ from bertdata.torch import BatchDataset, SampleDataset, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores, on purpose
 
-OPTIONS = {"length": 24, "global_batch_size": 7, "seed": 3}
+OPTIONS = {"length": 24, "global_batch_size": 7, "seed": 3, "epochs": 1}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 def loader_of(dataset, **options):
-    return Loader(dataset, **OPTIONS | {"epochs": 1} | options)
+    return Loader(dataset, **OPTIONS | options)
 
 
-def expected_batches(dataset, **options):
-    return [tensors(batch) for batch in loader_of(dataset, **options)]
+def expected_of(loader, epoch=0):
+    """The batches of an epoch."""
+    n = loader.num_samples
+    parts = (np.arange(first, min(first + 7, n)) for first in range(0, n, 7))
+    return [tensors(loader.read(epoch * n + part)) for part in parts]
+
+
+def resumed(dataset, state):
+    restored = BatchDataset(loader_of(dataset))
+    restored.load_state_dict(json.loads(json.dumps(state)))
+    return restored
 
 
 def assert_same(one, other):
@@ -68,44 +78,27 @@ def test_tensors_are_what_models_take(dataset, samples):
 )
 def test_batches_and_samples_are_the_same_for_any_workers(dataset, options):
     stream, samples = BatchDataset(loader_of(dataset, samples="documents")), SampleDataset(loader_of(dataset))
-    assert_same(list(DataLoader(stream, batch_size=None, **options)), expected_batches(dataset, samples="documents"))
+    assert_same(DataLoader(stream, batch_size=None, **options), expected_of(stream.loader))
     batches = DataLoader(samples, batch_size=7, **options)
     for epoch in (0, 3):
         samples.set_epoch(epoch)
-        assert_same(list(batches), samples_of(dataset, epoch))
-
-
-def samples_of(dataset, epoch):
-    """The samples of an epoch, seven at a time."""
-    loader = Loader(dataset, **OPTIONS)
-    n = loader.num_samples
-    parts = (np.arange(first, min(first + 7, n)) for first in range(0, n, 7))
-    return [tensors(loader.read(epoch * n + part)) for part in parts]
+        assert_same(batches, expected_of(samples.loader, epoch))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_goes_on_from_every_batch(dataset, workers):
-    expected = expected_batches(dataset)
-    stream = BatchDataset(loader_of(dataset))
+    stream, options = BatchDataset(loader_of(dataset)), {"batch_size": None, "num_workers": workers}
+    expected = expected_of(stream.loader)
     for count in (1,) if workers else (0, 1, 2, len(expected) - 1, len(expected)):
-        taken = iter(DataLoader(stream, batch_size=None, num_workers=workers))
+        taken = iter(DataLoader(stream, **options))
         for _ in range(count):
             next(taken)
-        states = [stream.state_dict(count)] + [stream.state_dict()] * (workers == 0)
-        for state in states:
+        for state in [stream.state_dict(count)] + [stream.state_dict()] * (workers == 0):
             restored = resumed(dataset, state)
             assert resumed(dataset, restored.state_dict()).state_dict() == restored.state_dict()
-            taken = iter(DataLoader(restored, batch_size=None, num_workers=workers))
-            assert_same([batch for batch, _ in zip(taken, range(2), strict=False)], expected[count : count + 2])
+            assert_same([*islice(DataLoader(restored, **options), 2)], expected[count : count + 2])
             again = resumed(dataset, restored.state_dict(2))  # a state after a state
-            rest = list(DataLoader(again, batch_size=None, num_workers=workers))
-            assert_same(rest, expected[count + 2 :])
-
-
-def resumed(dataset, state):
-    restored = BatchDataset(loader_of(dataset))
-    restored.load_state_dict(json.loads(json.dumps(state)))
-    return restored
+            assert_same(DataLoader(again, **options), expected[count + 2 :])
 
 
 def test_samples_by_number(dataset):
@@ -136,10 +129,10 @@ def test_pickled_datasets_are_small(dataset, tmp_path, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_follow_the_epoch_of_the_sampler_of_accelerate(dataset, num_processes, skipped, workers):
     """It tells the dataset of no epoch where processes share the batches, or where it skips the first ones."""
-    samples = SampleDataset(Loader(dataset, **OPTIONS))
+    samples = SampleDataset(loader_of(dataset))
     batches = DataLoader(samples, 7, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     prepared = prepare_data_loader(batches, num_processes=num_processes, process_index=0, use_seedable_sampler=True)
-    expected = {bytes(row) for batch in samples_of(dataset, 2) for row in batch["input_ids"].numpy()}
+    expected = {bytes(row) for batch in expected_of(samples.loader, 2) for row in batch["input_ids"].numpy()}
     resumed = skip_first_batches(prepared, skipped) if skipped else prepared
     resumed.set_epoch(2)
     assert {bytes(row) for batch in resumed for row in batch["input_ids"].numpy()} <= expected
@@ -155,41 +148,30 @@ def test_what_models_do_not_take_is_refused(dataset, kind):
             read(packed)
 
 
-# ------------------------------------------------------------------------------------------------------------- examples
-
-
-def run(name, shards, out, steps, monkeypatch):
-    """Runs an example in this process; returns the ids that its model was given, a batch each."""
-    ids, forward = [], BertForMaskedLM.forward
-
-    def remembered(self, *arguments, **named):
-        ids.append(named["input_ids"].cpu().clone())
-        return forward(self, *arguments, **named)
-
-    remembered.__signature__ = inspect.signature(forward)
-    for kind in (AcceleratorState, GradientState, PartialState):
-        kind._reset_state()
-    with monkeypatch.context() as patched:
-        patched.setattr(BertForMaskedLM, "forward", remembered)
-        patched.setattr(sys, "argv", [name, str(shards), str(out), str(steps)])
-        patched.setenv("ACCELERATE_USE_CPU", "true")
-        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
-    return ids
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(("name", "last"), [("trainer", "checkpoint-5"), ("accelerate_loop", "step-00000005")])
 @pytest.mark.slow
 def test_an_example_trains_and_goes_on_with_the_batches_that_follow(dataset, tmp_path, monkeypatch, name, last):
-    threads, out = torch.get_num_threads(), tmp_path / "out"
-    seen = run(name, dataset.path, out, 3, monkeypatch)
-    if name == "trainer":
-        (out / "checkpoint-4").mkdir()  # that a kill has left unfinished
-    seen += run(name, dataset.path, out, 5, monkeypatch)
+    seen, forward, threads, out = [], BertForMaskedLM.forward, torch.get_num_threads(), tmp_path / "out"
+
+    @wraps(forward)  # a Trainer looks for the names of its arguments
+    def remembered(self, *arguments, **named):
+        seen.append(named["input_ids"].cpu().clone())
+        return forward(self, *arguments, **named)
+
+    monkeypatch.setattr(BertForMaskedLM, "forward", remembered)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    for steps in ("3", "5"):
+        for kind in (AcceleratorState, GradientState, PartialState):
+            kind._reset_state()
+        monkeypatch.setattr(sys, "argv", [name, str(dataset.path), str(out), steps])
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+        (out / "checkpoint-4").mkdir(exist_ok=True)  # of a Trainer; a kill has left it unfinished
     torch.set_num_threads(threads)
-    loader = bertdata.Loader(dataset, length=64, global_batch_size=32)
-    expected = [tensors(next(loader))["input_ids"] for _ in range(5)]
-    assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected, strict=True))
+    loader = Loader(dataset, length=64, global_batch_size=32)
+    assert_same(
+        [{"input_ids": ids} for ids in seen], [{"input_ids": tensors(next(loader))["input_ids"]} for _ in range(5)]
+    )
     assert (out / last).is_dir()
     if name == "trainer":
         assert json.loads((out / last / "loader.json").read_text())["position"] == 5 * 32
