@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -11,13 +12,17 @@ from hypothesis import strategies as st
 from bertdata.errors import InputError
 from bertdata.write.machines import LARGE, Crew
 
+PLACES = st.frozensets(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4)
 
-def results_of(sizes, workers, bad_items, bad_work, large):
-    """Task → what it gave before it ended; the error of the crew. A task squares as many items as its size.
+
+@given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 5), PLACES, PLACES, PLACES)
+def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, workers, bad_items, bad_work, large):
+    """A task squares as many items as its size. Whichever thread fails first, the first error of the text is raised.
 
     A large item is alone: those before it are done, and the next one is made after its result was used.
     """
-    results, made = {}, Counter()
+    results, made, before = {}, Counter(), {*threading.enumerate()}
+    bad = {place for place in bad_items | bad_work if place[1] < dict(enumerate(sizes)).get(place[0], 0)}
 
     def make(task, in_order):
         number, size = task
@@ -42,30 +47,12 @@ def results_of(sizes, workers, bad_items, bad_work, large):
             assert (number, len(results[number])) not in large or made[number] == len(results[number]) + 1
             results[number].append(result)
 
-    try:
+    number, size = min(bad, default=(len(sizes), 0))
+    with pytest.raises(InputError, match=f"^{number}, {size}$") if bad else nullcontext():
         Crew(workers).run(make, list(enumerate(sizes)))
-    except InputError as error:
-        return results, str(error)
-    return results, None
-
-
-PLACES = st.frozensets(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4)
-
-
-@given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 5), PLACES, PLACES, PLACES)
-def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, workers, bad_items, bad_work, large):
-    """Whichever thread meets an error first, the first in the order of the text is raised."""
-    before = {*threading.enumerate()}
-    results, error = results_of(sizes, workers, bad_items, bad_work, large)
-    places = [place for place in bad_items | bad_work if place[1] < dict(enumerate(sizes)).get(place[0], 0)]
-    first = min(places, default=None)
-    assert error == (first and f"{first[0]}, {first[1]}")
-    num_whole = len(sizes) if first is None else first[0]
-    for number, size in enumerate(sizes[:num_whole]):
-        assert results[number] == [item * item for item in range(size)]
-    if first is not None:
-        begun = results[first[0]]
-        assert begun == [item * item for item in range(min(len(begun), first[1]))]
+    assert [results[each] for each in range(number)] == [[item**2 for item in range(each)] for each in sizes[:number]]
+    begun = results.get(number, [])
+    assert begun == [item**2 for item in range(size)][: len(begun)]
     assert {*threading.enumerate()} <= before
 
 
