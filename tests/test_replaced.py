@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from reference import keys
-from support import runs
-from support.commands import invoke
 from support.data import ROOT
 from support.families import LISTED, assert_isolated, packed_rows
-from support.runs import CPU, QUIET, TINY, flags, last_checkpoint, refused_run, run_of, train
+from support.runs import CPU, QUIET, TINY, last_checkpoint, refused_run, run_of, train
 from transformers import AutoModel, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
@@ -36,20 +34,23 @@ def options(tmp_path):
     return make
 
 
+def config_of(dataset, out, **given):
+    return Config.make(**{"data": str(dataset.path), "out": str(out), "length": 32, "global_batch_size": 6} | given)
+
+
 def plain_losses(config, shards, num_steps):
     """The two losses of each step, by a loop of torch and transformers with the weights that a run begins with."""
-    run = run_of(config)
-    generator, state = run.trainer.learner.model, run.trainer.learner.state_dict()
-    electra = ElectraForPreTraining(run.trainer.learner.objectives["discriminator"].encoder.model.config).train()
-    own, name = {}, "electra.embeddings.word_embeddings.weight"
+    learner = run_of(config).trainer.learner
+    generator, state = learner.model.train(), learner.state_dict()
+    electra = ElectraForPreTraining(learner.objectives["discriminator"].encoder.model.config).train()
+    own, name, sharing = {}, "electra.embeddings.word_embeddings.weight", config.flat()["share_embeddings"]
     for ours, theirs in (("encoder.model.", "electra."), ("head.", "discriminator_predictions.")):
         prefix = f"objectives.discriminator.{ours}"
         some = {n.removeprefix(prefix): each for n, each in state.items() if n.startswith(prefix)}
         own |= {theirs + n: each.clone().requires_grad_() for n, each in some.items() if each.is_floating_point()}
     shared = generator.get_input_embeddings().weight
-    if config.flat()["share_embeddings"] == "tied":
+    if sharing == "tied":
         del own[name]
-    generator = generator.train()
     adamw = torch.optim.AdamW([*generator.parameters(), *own.values()], 1e-3, (0.9, 0.98), 1e-6, weight_decay=0.0)
     loader, found = build_loader(config, shards), []
     for step in range(num_steps):
@@ -66,7 +67,7 @@ def plain_losses(config, shards, num_steps):
             ends = output.logits[row, place, : shards.special_tokens.vocab_size].detach().double().softmax(-1).cumsum(0)
             corrupted[row, place] = int((ends <= draw).sum())
         weights = {name: shared} | own
-        if config.flat()["share_embeddings"] == "difference":
+        if sharing == "difference":
             weights[name] = own[name] + shared.detach()
         given = {"input_ids": corrupted, "labels": (corrupted != text).long()}
         given |= {"attention_mask": inputs.get("attention_mask", torch.ones_like(text))}
@@ -78,12 +79,6 @@ def plain_losses(config, shards, num_steps):
     return found
 
 
-def objective_of(dataset, out, given):
-    """That of the discriminator of a run."""
-    run = run_of(Config.make(**runs.SMALL | {"data": str(dataset.path), "out": str(out)} | given))
-    return run.trainer.learner.objectives["discriminator"].eval()
-
-
 @pytest.mark.parametrize("sharing", ["difference", "tied", "none"])
 def test_ten_steps_have_the_losses_of_transformers_and_the_discriminator_is_an_electra(
     dataset, tmp_path, options, sharing
@@ -92,57 +87,42 @@ def test_ten_steps_have_the_losses_of_transformers_and_the_discriminator_is_an_e
     plain = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "clip_norm": 1e6, "lr": 1e-3, "epsilon": 1e-6}
     given = options(ELECTRA | width, share_embeddings=sharing, save_every=100, steps=10, **plain)
     log = train(dataset.path, tmp_path / "run", **given)
-    config = Config.make(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
-    expected = plain_losses(config, dataset, 10)
+    config = config_of(dataset, tmp_path / "again", **given)
     ours = [(entry["loss"], entry["discriminator_loss"]) for entry in log if "loss" in entry]
     assert len(ours) == 10
-    assert np.allclose(ours, expected, rtol=0, atol=1e-5)
-    directory = last_checkpoint(tmp_path / "run")
-    model, info = ElectraForPreTraining.from_pretrained(directory / "discriminator", output_loading_info=True)
+    assert np.allclose(ours, plain_losses(config, dataset, 10), rtol=0, atol=1e-5)
+    directory = last_checkpoint(tmp_path / "run") / "discriminator"
+    model, info = ElectraForPreTraining.from_pretrained(directory, output_loading_info=True)
     assert not info["missing_keys"] | info["unexpected_keys"]
-    assert len(AutoTokenizer.from_pretrained(directory / "discriminator")) == dataset.special_tokens.vocab_size
-    objective, ids = objective_of(dataset, tmp_path / "run", given), torch.arange(5, 25)[None]
+    assert len(AutoTokenizer.from_pretrained(directory)) == dataset.special_tokens.vocab_size
+    learner = run_of(config_of(dataset, tmp_path / "run", **given)).trainer.learner.eval()
+    objective, ids = learner.objectives["discriminator"], torch.arange(5, 25)[None]
     logits = objective.head(objective.encoder.encode(input_ids=ids))
     assert torch.allclose(model.eval()(input_ids=ids).logits, logits, atol=1e-6)
 
 
 def test_a_discriminator_of_another_family_is_an_ordinary_encoder(dataset, tmp_path, options):
     train(dataset.path, tmp_path / "run", **options(DEBERTA))
-    model, info = AutoModel.from_pretrained(
-        last_checkpoint(tmp_path / "run") / "discriminator", output_loading_info=True
-    )
+    directory = last_checkpoint(tmp_path / "run") / "discriminator"
+    model, info = AutoModel.from_pretrained(directory, output_loading_info=True)
     assert type(model).__name__ == "DebertaV2Model"
     assert not info["missing_keys"] | info["unexpected_keys"]
     again = options(discriminator=TINY, steps=6)
     refused_run(dataset.path, tmp_path / "run", **again, kind="other-settings", option="discriminator")
 
 
-def test_packed_rows_keep_documents_apart_in_the_discriminator(dataset, tmp_path, options):
-    given = options(isolate_documents=True, mlm_probability=0.3)
-    train(dataset.path, tmp_path / "run", **given)
-    objective = objective_of(dataset, tmp_path / "run", given)
-    ids, positions = packed_rows()
-    with torch.no_grad():
-        assert_isolated(lambda ids: objective.encoder.encode(input_ids=ids, position_ids=positions), ids)
-
-
-def test_a_kernel_that_drops_no_attention_is_refused_for_the_discriminator(dataset, tmp_path, options):
-    given = options(ELECTRA | {"attention_probs_dropout_prob": 0.1}, attention="flash")
-    done = invoke(runs.main, *flags(dataset.path, tmp_path / "run", **given))
-    assert (done.exit_code, "--attention auto" in done.stderr) == (2, True)
-
-
-def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path, options):
-    config = tmp_path / "model.json"
-    config.write_text(json.dumps(LISTED["modernbert"] | {"model_type": "modernbert"}))
-    given = options() | {"model": str(config), "discriminator": str(config), "gradient_checkpointing": True}
-    given |= {"rope_base": 777.0, "data": str(dataset.path), "out": str(tmp_path / "run")}
-    run = run_of(Config.make(length=32, global_batch_size=6, **given))
+def test_options_of_the_generator_hold_for_the_discriminator(dataset, tmp_path, options):
+    """Documents of packed rows are apart, the rotary base is another, and activations are computed again."""
+    given = options(LISTED["modernbert"] | {"model_type": "modernbert"}, isolate_documents=True)
+    given |= {"model": given["discriminator"], "gradient_checkpointing": True, "rope_base": 777.0}
+    run = run_of(config_of(dataset, tmp_path / "run", **given))
     for method in run.trainer.methods:
         method.begin_step(0, run.stream.phase, run.trainer.learner)
-    model = run.trainer.learner.objectives["discriminator"].encoder.model
-    assert model.config.rope_parameters["full_attention"]["rope_theta"] == 777.0
-    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    encoder, (ids, positions) = run.trainer.learner.objectives["discriminator"].encoder.eval(), packed_rows()
+    assert encoder.model.config.rope_parameters["full_attention"]["rope_theta"] == 777.0
+    assert any(getattr(module, "gradient_checkpointing", False) for module in encoder.model.modules())
+    with torch.no_grad():
+        assert_isolated(lambda ids: encoder.encode(input_ids=ids, position_ids=positions), ids)
 
 
 # ---------------------------------------------------------------------------------------------------- masked diffusion
@@ -152,7 +132,7 @@ DIFFUSION = QUIET | {"objective": "diffusion", "masking": "uniform", "steps": 4}
 
 def test_a_step_of_masked_diffusion_has_the_loss_and_the_gradient_of_transformers(dataset, tmp_path):
     entry = train(dataset.path, tmp_path / "run", **DIFFUSION)[0]
-    config = Config.make(data=str(dataset.path), out=str(tmp_path / "x"), length=32, global_batch_size=6, **DIFFUSION)
+    config = config_of(dataset, tmp_path / "x", **DIFFUSION)
     model, special = run_of(config).trainer.learner.model.train(), dataset.special_tokens
     batch = next(build_loader(config, dataset))
     ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels)
