@@ -6,6 +6,7 @@ Headers, digests, checksums and identities are computed here from that page, not
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import struct
@@ -14,15 +15,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.commands import invoke, refuses
-from support.data import SPECIAL, SPECIALS, built, faults_of, members, with_member, write_dataset
-from support.disk import without_origins, write
+from support.data import SPECIAL, SPECIALS, assert_same, build, built, faults_of, members, with_member, write_dataset
+from support.disk import flip, published, put, without_origins, write
+from support.limits import limits
+from support.servers import directory_as_store
 
 import bertdata
 from bertdata import BertdataError, Loader, SpecialTokens
 from bertdata.cli import main
 from bertdata.errors import DatasetError
 from bertdata.format.verify import verify
+from bertdata.remote.copies import pull, push
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 MIB = 1 << 20
@@ -175,30 +181,21 @@ def test_the_manifest(dataset, manifest, vocab):
 
 
 def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
-    """Of an array of 2.4 MiB: bytes in each block, and the length. The shards after it are still read."""
-    size = 1_250_000
-    tokens = np.random.default_rng(0).integers(5, 300, size)
+    """Of an array of 2.4 MiB: bytes in each block, and the length."""
+    tokens = np.arange(1_250_000) % 290 + 5
     tokens[-1] = 3
-    out = write_dataset(tmp_path / "out", [(tokens, [size], None), ([10, 4, 3], [3], None)])
+    out = write_dataset(tmp_path / "out", [(tokens, [tokens.size], None)])
     path = out / "train-00000.tokens.npy"
     content = path.read_bytes()
-    entry = unsealed(out / "train-00000.json")["arrays"]["tokens"]
-    assert entry["crc32"] == crc32(content)
-    assert len(entry["crc32"]) == 3
-    (other,) = verify(out)
-    assert numbers_of(other, out / "train-00001.tokens.npy") == [1, 4]
+    assert unsealed(out / "train-00000.json")["arrays"]["tokens"]["crc32"] == crc32(content)
     bounds = [[0, MIB], [MIB, 2 * MIB], [2 * MIB, len(content)]]
     for positions, damaged in (([MIB - 1], [0]), ([MIB], [1]), ([2_500_127], [2]), ([5, 2 * MIB], [0, 2])):
-        changed = bytearray(content)
         for position in positions:
-            changed[position] ^= 1
-        path.write_bytes(changed)
-        *faults, last = verify(out)
-        assert [numbers_of(fault, path)[:2] for fault in faults] == [bounds[block] for block in damaged]
-        assert last == other
+            flip(path, position)
+        assert [numbers_of(fault, path)[:2] for fault in verify(out)] == [bounds[block] for block in damaged]
+        path.write_bytes(content)
     path.write_bytes(content[: 2 * MIB])
-    fault, last = verify(out)
-    assert (numbers_of(fault, path), last) == ([2 * MIB, len(content)], other)
+    assert [numbers_of(fault, path) for fault in verify(out)] == [[2 * MIB, len(content)]]
 
 
 # ------------------------------------------------------------------------------------------ digests right, rules broken
@@ -317,29 +314,35 @@ def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token):
 JUNK = [None, True, -1, 0, 1, 2**64, 1.5, "", "x", "<u8", [], [None], ["x"], {}, {"x": 1}]
 
 
-def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
+def test_records_with_any_member_exchanged_are_refused_or_harmless(sound):
+    """One value may be the right one, and nothing compares the inputs and the counts of a shard."""
     manifest = unsealed(sound / "manifest.json")
     manifest["tokenizer"] = {"tokenizer.json": sha256(b"{}")}
-    (sound / "tokenizer.json").write_bytes(b"{}")
-    refused = tried = 0
-    paths = list(members(manifest))
-    assert ("splits", "train", 0, "arrays", "tokens", "dtype") in paths
-    for number, path in enumerate(paths):
+    put(sound / "tokenizer.json", "{}")
+    refused = []
+    for number, path in enumerate(members(manifest)):
         for junk in JUNK[number % 3 :: 3]:
-            tried += 1
             changed = with_member(manifest, path, junk)
             try:
                 seal_manifest(sound, changed)
             except (TypeError, AttributeError, KeyError):  # it has no dataset_id
                 seal(sound / "manifest.json", changed)
-            refused += not use(sound, BertdataError)
+            refused.append(not use(sound, BertdataError))
             faults_of(sound)
-    assert refused > tried // 2
+    assert sum(refused) > len(refused) // 2
+    seal_manifest(sound, manifest)
+    record = unsealed(sound / "train-00000.json")
+    for number, path in enumerate(members(record)):
+        accepted = 0
+        for junk in JUNK[number % 2 :: 2]:
+            seal(sound / "train-00000.json", with_member(record, path, junk))
+            accepted += not any("train-00000" in fault for fault in verify(sound))
+        assert accepted <= 1 or path[0] in ("input", "counts"), path
 
 
 NAMES = ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"]
 SHARD = ("splits", "train", 0)
-WRONG = [  # a member of a manifest of two shards, and values that contradict the rest
+WRONG = [  # a member of a manifest that lists two shards, and values that contradict the rest
     ((*SHARD, "name"), NAMES),
     ((*SHARD, "num_sentences"), [None]),
     ((*SHARD, "num_documents"), [0, 3]),
@@ -352,13 +355,25 @@ WRONG = [  # a member of a manifest of two shards, and values that contradict th
     (("splits", "train"), [[], [1, 0], [0, 0], [0, 1, 0]]),  # numbers of shards
     (("format_version",), [3]),
 ]
+ARRAYS = ["documents", "sentences", "tokens"]
+WRONG_TABLES = [  # the same of a manifest that has tables in place of the list
+    (("arrays",), [ARRAYS[:2], ARRAYS[::-1], ["../x", *ARRAYS], 3]),
+    (("tables",), [{}, None]),
+    (("splits",), [*({"train": n} for n in (3, -1, True, 1 << 80, "2")), {"other": 2}, []]),
+    (("token_dtype",), ["<u8"]),
+    (("tokenizer",), [["a"], "abc", {"tokenizer.json": 5}]),
+]
 
 
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in WRONG for value in values])
-def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, path, value):
-    sentences = [2, 4, 5, 7]
-    out = write_dataset(tmp_path / "out", [([10, 11, 12, 3, 1, 20, 3], [4, 7], sentences)] * 2)
+@pytest.mark.parametrize(
+    ("most_listed", "path", "value"),
+    [(n, path, value) for n, rows in ((2, WRONG), (1, WRONG_TABLES)) for path, values in rows for value in values],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, limit, most_listed, path, value):
+    limit(most_listed=most_listed)
+    out = write_dataset(tmp_path / "out", [([10, 11, 12, 3, 1, 20, 3], [4, 7], [2, 4, 5, 7])] * 2)
     manifest = unsealed(out / "manifest.json")
+    assert ("tables" in manifest) == (most_listed == 1)
     if path[-1] == "train":
         value = [manifest["splits"]["train"][number] for number in value]
     if path[-1] == "name":
@@ -368,7 +383,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, path, value):
             if value not in ("/etc/passwd", "x\0"):  # the files stand where the name leads, so following it would work
                 shutil.copy(out / f"train-00000.{array}", os.path.join(out, f"{value}.{array}"))
     changed = with_member(manifest, path, value)
-    for dataset_id in (identity(changed), changed["dataset_id"]):
+    for dataset_id in {changed["dataset_id"], changed["dataset_id"] if "tables" in manifest else identity(changed)}:
         seal(out / "manifest.json", changed | {"dataset_id": dataset_id})
         for read in (bertdata.open, verify):
             with refuses("other-version" if value == 3 and path == ("format_version",) else "damaged"):
@@ -400,17 +415,6 @@ def test_settings_and_counts_of_any_kind_give_a_sentence_or_facts(dataset, manif
         bertdata.open(copy)
 
 
-def test_a_commit_record_with_any_member_exchanged_is_named_or_harmless(sound):
-    record = unsealed(sound / "train-00000.json")
-    for number, path in enumerate(members(record)):
-        junk = JUNK[number % 2 :: 2]
-        named = 0
-        for value in junk:
-            seal(sound / "train-00000.json", with_member(record, path, value))
-            named += any("train-00000" in fault for fault in verify(sound))
-        assert named >= len(junk) - 1 or path[0] in ("input", "counts"), path
-
-
 def test_of_many_small_shards_evenly_spaced_tokens_are_counted(tmp_path):
     """Two pieces, 8192 tokens apart: the first shard, and the rest of the ninth."""
     shards = [([10 + number] * 999 + [3], [1000], None) for number in range(12)]
@@ -421,3 +425,154 @@ def test_of_many_small_shards_evenly_spaced_tokens_are_counted(tmp_path):
 def test_an_unknown_token_that_also_ends_documents_is_no_fault(tmp_path):
     special = SpecialTokens(**vars(SPECIAL) | {"unk": 3})
     assert verify(write_dataset(tmp_path / "out", [([10, 3, 11, 3], [4], None)], special=special)) == []
+
+
+# ------------------------------------------------------------------------------------------------------- many shards
+
+
+@pytest.fixture(scope="module")
+def kept(once, corpus, vocab):
+    """The shared dataset with two tables in place of the list of its shards, which are opened when they are used."""
+
+    def make(folder):
+        with limits(most_listed=3):
+            build(corpus, folder / "out", tokenizer=vocab, **SMALL)
+
+    return bertdata.open(once("large", make) / "out")
+
+
+@pytest.fixture
+def large(kept, tmp_path):
+    return bertdata.open(shutil.copytree(kept.path, tmp_path / "large"))
+
+
+def put_table(out, name, content):
+    (out / name).write_bytes(content)
+    seal(out / "manifest.json", with_member(unsealed(out / "manifest.json"), ("tables", name), sha256(content)))
+
+
+def test_tables_say_what_the_list_says(dataset, manifest, kept):
+    assert [unsealed(kept.path / "manifest.json")["format_version"], manifest["format_version"]] == [2, 1]
+    assert kept.dataset_id == dataset.dataset_id == kept.manifest.computed_id()
+    for name, split in dataset.splits.items():
+        ours = kept.splits[name]
+        assert (*ours, ours[1:3], ours[-1]) == (*split, split[1:3], split[-1])
+        assert (ours.num_documents, ours.num_tokens) == (split.num_documents, split.num_tokens)
+        assert [ours.stores(array) for array in ("tokens", "words")] == [True, False]
+    every = [each for split in dataset.splits.values() for each in split]
+    numbers = np.load(kept.path / "shards.npy").reshape(-1, 4)
+    assert numbers[:, 1:].tolist() == [[each.num_documents, each.num_tokens, each.num_sentences] for each in every]
+    digests = np.load(kept.path / "digests.npy").reshape(len(every), 3, 32)
+    assert digests[3, 0].tobytes().hex() == every[3].arrays["documents"]["sha256"]
+    names = {path.name for path in dataset.path.iterdir()}
+    assert {path.name for path in kept.path.iterdir()} == names | {"shards.npy", "digests.npy"}
+    assert faults_of(kept.path) == []
+
+
+def test_what_is_read_of_tables_is_what_is_read_of_the_list(dataset, kept, tmp_path, monkeypatch):
+    """Also where the path is relative to a directory that the process has left."""
+    monkeypatch.chdir(kept.path.parent)
+    opened = bertdata.open(kept.path.name)
+    monkeypatch.chdir(tmp_path)
+    assert [each.tolist() for each in opened] == [each.tolist() for each in dataset]
+    assert opened[-1].tolist() == dataset[-1].tolist()
+    for sample in (100, 10_000_000):
+        ours, theirs = (each.token_counts("train", sample_tokens=sample) for each in (opened, dataset))
+        assert ours.tolist() == theirs.tolist()
+    assert all((opened.array("train-00002", name) == dataset.array("train-00002", name)).all() for name in ARRAYS)
+    for shard, name in (("train-99999", "tokens"), ("one", "tokens"), ("train-00000", "empty")):
+        for each in (opened, dataset):
+            with refuses("unknown", "name", given=name):
+                each.array(shard, name)
+    options = {"length": 40, "samples": "packed", "shuffle": "blocks", "global_batch_size": 5}
+    reopened = pickle.loads(pickle.dumps(opened))  # noqa: S301
+    ours, theirs = Loader(reopened, **options), Loader(dataset, **options)
+    for _ in range(2 * theirs.num_samples // 5):
+        assert_same(next(ours), next(theirs))
+    ours.load_state_dict(theirs.state_dict())
+
+
+def test_a_shard_is_opened_when_it_is_used_and_named_if_it_is_wrong(large):
+    def opened():
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return {Path(line.split()[-1]).name for line in maps if f"{large.path}/train" in line}
+
+    names = [f"{each.name}.tokens.npy" for each in large.splits["train"]]
+    loader = Loader(large, length=12, global_batch_size=2)
+    assert opened() == set()
+    next(loader)
+    assert 1 <= len(opened()) <= 5
+    loader.read(np.arange(loader.num_samples))
+    assert opened() == {*names}
+    for break_it in (lambda path: os.truncate(path, 150), os.unlink):
+        break_it(large.path / names[2])
+        with refuses("damaged", says=names[2]):
+            Loader(large, length=20).read(np.arange(loader.num_samples))
+        assert any(names[2] in fault for fault in faults_of(large.path))
+
+
+def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpus, vocab):
+    pickled = pickle.dumps(Loader(large, length=20))
+    with limits(most_listed=3):
+        build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
+    reads = [lambda: Loader(large, length=20).read(np.arange(999)), lambda: large.document(0)]
+    for read in (*reads, lambda: pickle.loads(pickled)):
+        with refuses("replaced"):
+            read()
+    assert faults_of(large.path) == []
+    build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL)
+    assert not (large.path / "shards.npy").exists()
+    assert faults_of(large.path) == []
+
+
+def test_damaged_tables_are_found(large):
+    """Opening a dataset does not read the digests."""
+    for path in (large.path / "shards.npy", large.path / "digests.npy"):
+        content = path.read_bytes()
+        for spoil in (lambda path: flip(path, -1), Path.unlink):
+            spoil(path)
+            assert any(path.name in fault for fault in faults_of(large.path))
+            if not path.exists() or path.name == "shards.npy":
+                with refuses("damaged", says=path.name):
+                    bertdata.open(large.path).splits["train"][0]  # noqa: B018
+        path.write_bytes(content)
+
+
+def test_tables_are_copied_and_a_dataset_with_the_id_of_another_is_not_taken_for_it(large, cache, tmp_path):
+    """A copy in the cache and an index have the id in their names."""
+    with directory_as_store(tmp_path / "store") as path_of:
+        url = "s3://bucket/large"
+        assert push(large.path, url) == pull(url, tmp_path / "copy") == large.dataset_id
+        assert published(tmp_path / "copy") == published(large.path)
+        put(path_of(url) / "shards.npy", "no")
+        with refuses("damaged", says="large/shards.npy"):
+            pull(url, tmp_path / "other")
+        flip(large.path / "digests.npy", -1)
+        put_table(large.path, "digests.npy", (large.path / "digests.npy").read_bytes())
+        assert any("dataset_id" in fault for fault in faults_of(large.path))
+        shutil.copytree(large.path, path_of(url), dirs_exist_ok=True)
+        for take in (
+            lambda: push(large.path, "s3://bucket/b"),
+            lambda: pull(url, tmp_path / "b"),
+            lambda: Loader(bertdata.open(large.path), length=16, samples="packed"),
+        ):
+            with refuses("damaged"):
+                take()
+    assert not [*cache.glob("*.json")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from([0, 1, 2**61, 2**62, 2**64 - 1]))))
+def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, folder, changes):
+    numbers = np.load(kept.path / "shards.npy")
+    for row, column, value in changes:
+        numbers[4 * (row % (numbers.size // 4)) + column] = value
+    shutil.copytree(kept.path, folder, dirs_exist_ok=True)
+    put_table(folder, "shards.npy", header("<u8", numbers.size) + numbers.tobytes())
+    try:
+        splits = bertdata.open(folder).splits
+    except BertdataError:
+        return
+    for split in splits.values():
+        units = [int(each.name.rpartition("-")[2]) for each in split]
+        assert units == sorted(set(units))
+        assert split.num_tokens == sum(each.num_tokens for each in split)

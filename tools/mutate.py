@@ -44,7 +44,7 @@ BUDGET_S = 100  # CPU time of the fast tests of one mutation
 LIMIT_S = {FAST: 9 * BUDGET_S, SLOW: 1500, CPU: 900}  # a run of tests that takes longer hangs
 KERNEL_TESTS = {
     "bertdata/bits.py": "test_kernels test_text test_words",
-    "bertdata/read/kernels/": "test_kernels test_samples test_loader test_mix test_large test_words test_promises",
+    "bertdata/read/kernels/": "test_kernels test_samples test_loader test_mix test_format test_words test_promises",
     "bertdata/sources/kernels.py": "tables/test_input_table test_text test_inputs test_formats test_import "
     "test_kernels",
     "bertdata/tokenize/kernels/": "tables/test_tokenizer_table test_words test_tokens test_text test_kernels "
