@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import tempfile
+from contextlib import suppress
 from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -19,16 +20,13 @@ from reference import ids as reference
 from reference import keys
 from support.commands import refuses, succeeds
 from support.data import faults_of, import_ids, stored
-from support.disk import put, write_all
+from support.disk import contents, put, write_all
 from support.limits import limits
-from support.sources import FEW, as_tables
+from support.sources import FEW, as_tables, stop_after_units
 
 import bertdata
 from bertdata import export
 from bertdata.cli import main
-from bertdata.sources.ids import format_of, open_ids
-from bertdata.tokenize.load import load
-from bertdata.write.exchange import IdsEncoder
 
 SEP, MASK, PAD = 3, 4, 0
 SMALL = {"validation": 0, "shard_size": 40}
@@ -223,44 +221,39 @@ def test_files_give_these_documents(tmp_path, monkeypatch, take, limit, row):
 
 
 @FEW
-@given(st.lists(LISTS_OF_IDS, min_size=2, max_size=3), st.booleans(), st.sampled_from([1, 2, 5, 1 << 19]))
-def test_finished_units_are_not_read_again(vocab, files, is_nanogpt, block):
-    """Of any number of units that are finished, the others get the same documents, and no file of theirs is opened.
-    Documents of nanoGPT end after the end token.
-    """
+@given(
+    st.lists(LISTS_OF_IDS, min_size=2, max_size=3),
+    st.booleans(),
+    st.sampled_from([1, 2, 5, 1 << 19]),
+    st.integers(0, 9),
+)
+def test_an_import_that_was_stopped_ends_in_the_same_documents(vocab, files, is_nanogpt, block, num_units):
+    """After any number of units. Documents of nanoGPT end after the end token, and at the end of a file."""
     files = [[*documents, [10, SEP]] for documents in files]
     with tempfile.TemporaryDirectory() as name, limits(block_ids=block):
-        paths = [Path(name, f"{n}.bin") for n in range(len(files))]
+        out, options = Path(name, "out"), {"tokenizer": vocab, "validation": 0, "shard_size": 6}
         for n, each in enumerate(files):
             packed = {f"{n}.bin": reference.packed(sum(each, []), "uint16")}
             write_all(name, packed if is_nanogpt else megatron(each_one_sequence(each), name=f"{n}"))
-        opened = [open_ids(str(path), format_of(str(path)), SEP) for path in paths]
-        encoder = IdsEncoder(load(vocab), bertdata.Shares(), opened, 6)
-
-        def found(num_finished):
-            parts = encoder.find(range(999), range(num_finished))
-            cuts = ((some, pair) for some in parts for pair in pairwise(some.documents.tolist()))
-            return [(some.unit, some.ids[slice(*pair)].tolist()) for some, pair in cuts]
-
-        every = found(0)
+        inputs = [Path(name, f"{n}.bin") for n in range(len(files))]
+        with suppress(KeyboardInterrupt):
+            import_ids(inputs, out, progress=stop_after_units(out, num_units), **options)
+        if not (out / "manifest.json").exists():
+            import_ids(inputs, out, **options)
         documents = [reference.split_at(sum(each, []), SEP) if is_nanogpt else each for each in files]
-        assert [ids for _, ids in every] == sum(documents, [])
-        for number in range(every[-1][0] + 2):
-            if number * 6 >= 2 * opened[0].num_ids:
-                paths[0].with_suffix(".bin").unlink(missing_ok=True)
-            assert found(number) == [each for each in every if each[0] >= number]
+        assert stored(bertdata.open(out)) == [ids for ids in sum(documents, []) if ids]
+        assert contents(out) == contents(import_ids(inputs, Path(name, "whole"), **options).path)
 
 
-def test_rows_of_parquet_are_decoded_a_block_at_a_time(tmp_path):
+def test_rows_of_parquet_are_decoded_a_block_at_a_time(tmp_path, vocab, limit):
     """Rows of 128 KiB, and all of them in one row group, whose bytes are not held either."""
-    ids = np.random.default_rng(0).integers(0, 1 << 31, 1 << 22).astype("<i4")
-    offsets = np.arange(0, ids.size + 1, 1 << 15, dtype="<i4")
-    path, before, most = tmp_path / "rows.parquet", pa.total_allocated_bytes(), 0
-    pq.write_table(pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)}), path)
-    for number, some in enumerate(open_ids(str(path), "rows", None).documents(0)):
-        assert (some.ids[:9] == ids[number * some.ids.size :][:9]).all()
-        most = max(most, pa.total_allocated_bytes() - before)
-    assert 0 < most < 0.75 * ids.nbytes
+    limit(block_ids=1 << 15)
+    ids = np.arange(1 << 22, dtype="<i4") * 7919 % 82
+    offsets, before, most = np.arange(0, ids.size + 1, 1 << 15, dtype="<i4"), pa.total_allocated_bytes(), []
+    pq.write_table(pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)}), tmp_path / "rows.parquet")
+    measure = lambda *done: most.append(pa.total_allocated_bytes() - before)  # noqa: E731
+    import_ids(tmp_path / "rows.parquet", tmp_path / "out", tokenizer=vocab, progress=measure)
+    assert 0 < max(most) < 0.75 * ids.nbytes
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
@@ -292,8 +285,6 @@ def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
     guessed, given_it = take(path, overwrite=True), take(path, "given", dtype="uint32")
     assert stored(guessed) == [[10, 11, SEP]] * 40
     assert guessed.dataset_id == given_it.dataset_id
-    with refuses("id-outside-vocabulary", "tokenizer"):
-        open_ids(str(path), "nanogpt", 70_000, "uint16")  # an end token that 2 bytes cannot hold
 
 
 # ------------------------------------------------------------------------------------------------------------ export
