@@ -55,8 +55,7 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
         assert entry["loss_before"] > 0 < entry["loss_after"] != entry["loss_before"]
     resolved = json.loads((tmp_path / "run" / "run.json").read_bytes())["resolved"]
     assert resolved["parameters"] == growths[1]["parameters"] > growths[0]["parameters"]
-    scaled = {name: resolved["lr_scale"][0][name] for name in ("pattern", "factor", "tensors")}
-    assert scaled == {"pattern": r"layers\.3\.", "factor": 0.5, "tensors": 6}  # of a layer that comes later
+    assert resolved["lr_scale"][0]["tensors"] == 6  # of a layer that comes later
 
 
 def small(config, layers, *, seed=0):
