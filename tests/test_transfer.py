@@ -1,12 +1,8 @@
 """Datasets under URLs: what is there is complete, after any kill, and what comes back is what went."""
 
-import hashlib
 import multiprocessing
 import shutil
 import sys
-import threading
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 from urllib.error import HTTPError
@@ -22,9 +18,8 @@ from support.servers import serving
 import bertdata
 from bertdata.cli import main
 from bertdata.format.records import read_record, write_record
-from bertdata.remote import copies as pulling
 from bertdata.remote import stores
-from bertdata.remote.copies import pull, push
+from bertdata.remote.copies import LOCK, pull, push
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -42,9 +37,8 @@ def pushed(bucket, dataset):
     return f"{bucket.url}/shards"
 
 
-@contextmanager
 def before_put(name, action):
-    """Calls an action in this context before an object whose key ends with a name is put."""
+    """A context that calls an action before an object whose key ends with a name is put."""
     real = obstore.put
 
     def put(store, key, *content, **how):
@@ -52,12 +46,11 @@ def before_put(name, action):
             action()
         return real(store, key, *content, **how)
 
-    with patch.object(obstore, "put", put):
-        yield
+    return patch.object(obstore, "put", put)
 
 
 def test_what_comes_back_is_what_went_and_nothing_is_copied_twice(bucket, dataset, roberta_dataset, tmp_path, cache):
-    seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / pulling.LOCK
+    seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / LOCK
     bucket.put("shards/train-00000.json", b"of another dataset")  # whose push was interrupted
     assert push(dataset.path, f"{url}/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
     assert bucket.objects("shards") == published(dataset.path)
@@ -96,66 +89,6 @@ def test_a_dataset_of_other_special_ids_is_no_copy_of_the_sound_one(bucket, push
         assert bertdata.open(pushed).special_tokens == dataset.special_tokens
 
 
-def test_a_dataset_is_complete_without_origins_and_damaged_ones_are_refused(bucket, pushed, dataset, tmp_path):
-    bucket.put("shards/origins/inputs.jsonl", b"damaged")
-    with refuses("damaged"):
-        pull(pushed, tmp_path / "copy")
-    obstore.delete(stores.store_of(pushed), "shards/origins/origins.json")
-    assert pull(pushed, tmp_path / "copy") == dataset.dataset_id
-    assert published(tmp_path / "copy") == without_origins(dataset.path)
-
-
-def test_a_copy_that_failed_writes_into_no_later_copy(tmp_path):
-    """Its thread may still wait for the server when another copy to the same directory begins."""
-    path, pieces = tmp_path / "file", iter([b"right", b""])
-    is_over, has_begun, may_go_on = threading.Event(), threading.Event(), threading.Event()
-
-    def slow(size):
-        has_begun.set()
-        may_go_on.wait(10)
-        return b"of another dataset"
-
-    def read(size):
-        piece = next(pieces)
-        if not piece:
-            may_go_on.set()
-            before.join()
-        return piece
-
-    def copy(read, is_over):
-        file = SimpleNamespace(name="file", size=5, open=lambda: nullcontext(SimpleNamespace(read=read)))
-        return pulling._copy(lambda name: file, "file", tmp_path, hashlib.sha256(b"right").hexdigest(), 5, is_over)
-
-    before = threading.Thread(target=copy, args=[slow, is_over])
-    before.start()
-    has_begun.wait(10)
-    is_over.set()  # as it is once a copy has failed
-
-    assert copy(read, threading.Event()) == 5
-    assert path.read_bytes() == b"right"
-
-
-@pytest.fixture
-def changing(dataset, roberta_dataset, tmp_path):
-    """A copy of a dataset, and how a build replaces it, or a file disappears."""
-    folder = shutil.copytree(dataset.path, tmp_path / "changing")
-
-    def replace():
-        (folder / "manifest.json").unlink()
-        shutil.copytree(roberta_dataset.path, folder, dirs_exist_ok=True)
-
-    return folder, {"replaced": replace, "file gone": (folder / "train-00000.tokens.npy").unlink}
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "origins.json"])
-def test_a_dataset_that_is_replaced_during_a_push_is_not_published(bucket, changing, limit, name):
-    folder, changes = changing
-    limit(threads_of_copies=1)  # nothing is read after the record of the origins
-    with before_put(name, changes["replaced"]), refuses("replaced", given=folder):
-        push(folder, f"{bucket.url}/shards")
-    assert "manifest.json" not in bucket.objects("shards")
-
-
 def test_a_pull_leaves_other_files_also_those_of_an_interrupted_pull(
     bucket, pushed, dataset, roberta_dataset, tmp_path
 ):
@@ -174,14 +107,17 @@ def test_a_pull_leaves_other_files_also_those_of_an_interrupted_pull(
 
 
 def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path):
-    content = bytearray(published(dataset.path)["train-00000.tokens.npy"])
-    content[200] ^= 1
-    for name, damaged in (("train-00000.tokens.npy", bytes(content)), ("train-00000.json", b"{}")):
-        bucket.put(f"shards/{name}", damaged)
+    """A dataset is complete without origins, but damaged ones are not ignored."""
+    files = published(dataset.path)
+    for name in ("train-00000.tokens.npy", "train-00000.json", "origins/inputs.jsonl"):
+        bucket.put(f"shards/{name}", files[name][:-1] + b"?")
         with refuses("damaged", given=f"{pushed}/{name}"):
             pull(pushed, tmp_path / "copy")
         assert not (tmp_path / "copy" / "manifest.json").exists()
-        bucket.put(f"shards/{name}", published(dataset.path)[name])
+        bucket.put(f"shards/{name}", files[name])
+    obstore.delete(stores.store_of(pushed), "shards/origins/origins.json")
+    assert pull(pushed, tmp_path / "copy") == dataset.dataset_id
+    assert published(tmp_path / "copy") == without_origins(dataset.path)
 
 
 @pytest.mark.parametrize("content", [b"{}", None])
@@ -213,41 +149,37 @@ class FakeHub:
     """A repository in memory, with what is used of huggingface_hub. Each upload is one commit."""
 
     errors = huggingface_hub.errors
+    utils = SimpleNamespace(build_hf_headers=lambda: {"authorization": "Bearer secret"})
 
     def __init__(self):
         self.commits = {}  # sha → name → bytes
-        self.is_made, self.private = False, True
-        self.meanwhile = {"add": [], "upload": []}  # what happens once, at the first file or between upload and commit
-        self.utils = SimpleNamespace(build_hf_headers=lambda: {"authorization": "Bearer secret"})
+        self.private = True
+        self.before = {}  # "add" or "upload" → what then happens once: at the first file, or ahead of the commit
 
     def HfApi(self):  # noqa: N802
         return self
 
     def create_repo(self, repository, *, repo_type, exist_ok, private):
         assert (repository, repo_type, exist_ok) == ("org/name", "dataset", True)
-        if not self.is_made:
-            self.is_made, self.private, self.commits["sha0"] = True, private, {".gitattributes": b"x"}
+        if not self.commits:
+            self.private, self.commits["sha0"] = private, {".gitattributes": b"x"}
 
     def CommitOperationAdd(self, path_in_repo, path_or_fileobj):  # noqa: N802
-        self.happens("add")
-        if isinstance(path_or_fileobj, Path) and not path_or_fileobj.is_file():
+        self.before.pop("add", lambda: None)()
+        if isinstance(path_or_fileobj, bytes):
+            return path_in_repo, path_or_fileobj
+        if not path_or_fileobj.is_file():
             raise ValueError(path_or_fileobj)  # as huggingface_hub does
-        content = path_or_fileobj if isinstance(path_or_fileobj, bytes) else path_or_fileobj.read_bytes()
-        return path_in_repo, content
-
-    def happens(self, step):
-        if self.meanwhile[step]:
-            self.meanwhile[step].pop()()
+        return path_in_repo, path_or_fileobj.read_bytes()
 
     def preupload_lfs_files(self, repository, additions, *, repo_type, revision):
-        self.happens("upload")
+        self.before.pop("upload", lambda: None)()
 
     def list_repo_commits(self, repository, *, repo_type, revision):
         return [SimpleNamespace(commit_id=sha) for sha in reversed(self.commits)]
 
     def create_commit(self, repository, operations, *, repo_type, revision, commit_message, parent_commit):
-        assert (repository, repo_type, revision) == ("org/name", "dataset", None)
-        assert commit_message
+        assert (repository, repo_type, revision, bool(commit_message)) == ("org/name", "dataset", None, True)
         if parent_commit != [*self.commits][-1]:
             raise HTTPError("https://hub", 412, "A commit has happened since", None, None)
         before = [*self.commits.values()][-1]
@@ -259,10 +191,9 @@ class FakeHub:
         if not self.commits:
             raise FileNotFoundError(repository)
         sha = revision or list(self.commits)[-1]
-        files = self.commits[sha].items()
         siblings = [
-            SimpleNamespace(rfilename=f, size=len(c) if files_metadata else None, lfs=None, blob_id=str(hash(c)))
-            for f, c in files
+            SimpleNamespace(rfilename=name, size=len(content) if files_metadata else None, lfs=None, blob_id=None)
+            for name, content in self.commits[sha].items()
         ]
         return SimpleNamespace(sha=sha, siblings=siblings, private=self.private)
 
@@ -318,13 +249,27 @@ def test_everybody_sees_a_dataset_only_if_that_is_said(hub, dataset):
     assert not hub.private
 
 
-@pytest.mark.parametrize(("step", "change"), [("add", "replaced"), ("add", "file gone"), ("upload", "replaced")])
-def test_a_dataset_that_is_replaced_during_a_push_is_not_committed(hub, changing, step, change):
-    folder, changes = changing
-    hub.meanwhile[step].append(changes[change])
-    with refuses("replaced", given=folder):
-        push(folder, "hf://datasets/org/name")
-    assert list(hub.commits) == ["sha0"]
+@pytest.mark.parametrize(
+    ("when", "is_gone"),
+    [("tokenizer.json", False), ("origins.json", False), ("add", False), ("add", True), ("upload", False)],
+)
+def test_a_dataset_that_is_replaced_during_a_push_is_not_published(
+    bucket, hub, dataset, roberta_dataset, limit, tmp_path, when, is_gone
+):
+    """By a build, or it loses a file: before a file is put into a bucket, or at a step of a commit to the hub."""
+    folder = shutil.copytree(dataset.path, tmp_path / "changing")
+
+    def change():
+        (folder / ("train-00000.tokens.npy" if is_gone else "manifest.json")).unlink()
+        if not is_gone:
+            shutil.copytree(roberta_dataset.path, folder, dirs_exist_ok=True)
+
+    limit(threads_of_copies=1)  # nothing is read after the record of the origins
+    hub.before[when] = change
+    with before_put(when, change), refuses("replaced", given=folder):
+        push(folder, f"{bucket.url}/shards" if when.endswith("json") else "hf://datasets/org/name")
+    assert "manifest.json" not in bucket.objects("shards")
+    assert list(hub.commits) in ([], ["sha0"])
 
 
 @pytest.mark.parametrize("is_made", [False, True])
@@ -332,7 +277,7 @@ def test_of_two_pushes_to_the_hub_at_the_same_time_one_fails(hub, dataset, rober
     root = "hf://datasets/org/name"
     if is_made:
         hub.create_repo("org/name", repo_type="dataset", exist_ok=True, private=True)
-    hub.meanwhile["upload"].append(lambda: push(roberta_dataset.path, root))
+    hub.before["upload"] = lambda: push(roberta_dataset.path, root)
     with refuses("changed"):
         push(dataset.path, root)
     assert list(hub.commits) == ["sha0", "sha1"]
