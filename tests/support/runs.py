@@ -20,15 +20,9 @@ import torch
 from safetensors.torch import load_file
 
 from bertdata.format.arrays import digest
-from bertrain import checkpoint
+from bertrain import checkpoint, evaluate, methods, objectives, pretrain, ranks, trainer
 from bertrain.config import Config
 from bertrain.data import Stream
-from bertrain.evaluate import Evaluator
-from bertrain.methods import methods_of
-from bertrain.objectives import OBJECTIVES, Learner
-from bertrain.pretrain import Pretraining, main, pretrain
-from bertrain.ranks import World
-from bertrain.trainer import build_learner
 from support.commands import refused
 from support.limits import limits
 
@@ -36,7 +30,7 @@ torch.set_num_threads(1)  # the same bits again need the same number of threads
 limits(warmup_steps=1, timed_steps=1)
 
 CPU = torch.device("cpu")
-ALONE = World(0, 1, CPU)
+ALONE = ranks.World(0, 1, CPU)
 SMALL = {
     "model": "modernbert-tiny",
     "optimizer": "adamw",
@@ -57,7 +51,7 @@ def train(data, out, *, ranks=None, **options):
     if ranks:
         on_ranks(ranks, "bertrain.pretrain", flags(data, out, **options))
     else:
-        pretrain(Config.make(**mixing(data), out=str(out), **chosen(options)))
+        pretrain.pretrain(Config.make(**mixing(data), out=str(out), **chosen(options)))
     return entries(out)
 
 
@@ -68,13 +62,13 @@ def chosen(options):
 
 def learner(weights, *names, isolate=False):
     """The module that is trained, for objectives by name; masked tokens without any."""
-    objectives = {name: OBJECTIVES[name](weights, None) for name in names or ("mlm",)}
-    return Learner(weights, objectives, isolate=isolate)
+    losses = {name: objectives.OBJECTIVES[name](weights, None) for name in names or ("mlm",)}
+    return objectives.Learner(weights, losses, isolate=isolate)
 
 
 def learner_of(config, weights, shards, precision="fp32"):
     """The module that a run with these options trains, on one CPU."""
-    return build_learner(config, weights, shards, ALONE, precision, methods_of(config))
+    return trainer.build_learner(config, weights, shards, ALONE, precision, methods.methods_of(config))
 
 
 def train_twice(data, out, *steps, **options):
@@ -107,7 +101,7 @@ def changing(*begins, **options):
 def run_of(config):
     """The parts of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
-    return Pretraining(config, ALONE, *checkpoint.newest(out))
+    return pretrain.Pretraining(config, ALONE, *checkpoint.newest(out))
 
 
 def mixing(data):
@@ -144,7 +138,7 @@ def flags(data, out, **options):
 
 def refused_run(data, out, *, kind, option=None, given=..., says="", **options):
     """Pre-trains in this process, which must be refused as `commands.refused` says; returns the sentence."""
-    return refused(main, *flags(data, out, **options), kind=kind, option=option, given=given, says=says)
+    return refused(pretrain.main, *flags(data, out, **options), kind=kind, option=option, given=given, says=says)
 
 
 def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
@@ -220,7 +214,7 @@ def assert_near(one, other, *names, rel):
 
 def at_step(monkeypatch, name, step, action):
     """Calls `action` before a run reads the rows of the step after `step`, or before its evaluation there."""
-    owner = Evaluator if name == "evaluate" else Stream
+    owner = evaluate.Evaluator if name == "evaluate" else Stream
     method = getattr(owner, name)
 
     def called(self, *arguments, **options):

@@ -15,8 +15,7 @@ from support.families import EVERY, SIZES, fast, four_rows
 from support.runs import QUIET, TINY, assert_near, changing, last_checkpoint, learner, train, train_twice
 
 from bertrain.__main__ import main
-from bertrain.models.families import auto_class
-from bertrain.models.load import load_model
+from bertrain.models import families, load
 
 GROWN = {"phase": changing(0.5, layers=[1, None])}
 LORA = {"init": True, "lora": "r=2,alpha=6", "lr": 2e-2}
@@ -95,9 +94,9 @@ def test_a_stopped_run_ends_in_the_same_bits_and_transformers_reads_its_checkpoi
         stated = json_of(main, "evaluate", "--checkpoint", tmp_path / "run", "--data", data)
         assert stated["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-4)
     last, (_, piece) = last_checkpoint(tmp_path / "run"), four_rows(dataset)
-    ours = learner(load_model(last)).eval()
+    ours = learner(load.load_model(last)).eval()
     with torch.no_grad():
-        theirs = auto_class(ours.model).from_pretrained(last).eval()(input_ids=piece["input_ids"]).logits
+        theirs = families.auto_class(ours.model).from_pretrained(last).eval()(input_ids=piece["input_ids"]).logits
         expected = theirs[torch.arange(4)[:, None], piece["masked_positions"]]
         torch.testing.assert_close(ours.logits(**piece), expected, rtol=1e-5, atol=1e-5)
 
