@@ -80,7 +80,7 @@ gpu:  ## the tests and measurements that need a GPU, in ten minutes
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 
 gpu-dry: $(VENV)/.dev  ## what a CPU can check of the path on GPUs, in some minutes
-	$(PYTEST) -m "not gpu" tests/test_gpu_dry.py tests/test_step.py tests/test_finite.py
+	$(PYTEST) -m "not gpu" tests/test_gpu_dry.py tests/test_step.py
 
 outside: $(VENV)/.dev  ## notebooks, and tests with other libraries in their own environments: EuroEval, mteb, MDS, litdata
 	$(INSTALL) nbclient ipykernel

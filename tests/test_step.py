@@ -1,56 +1,109 @@
-"""What one step does on any device: where it computes in half precision, by which kernels, and that it never waits."""
+"""What one step does on any device: its precision and kernels, that it never waits, and when it changes nothing."""
 
 import functools
+import itertools
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.commands import refuses
 from support.families import model_of
-from support.runs import ALONE, QUIET, TINY, changing, learner, losses, train
+from support.runs import (
+    QUIET,
+    at_step,
+    changing,
+    entries,
+    flags,
+    last_checkpoint,
+    learner,
+    losses,
+    on_ranks,
+    refused_run,
+    train,
+    train_twice,
+    weights_in,
+)
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
-from bertrain import ranks
-from bertrain import report as report_module
-from bertrain import trainer as trainer_module
-from bertrain.config import Config
-from bertrain.data import Stream
-from bertrain.models.encoder import attention_kernels, limit_kernels
-from bertrain.objectives import OBJECTIVES, LossSum, Objective
-from bertrain.pretrain import Pretraining
-from bertrain.report import Report
-from bertrain.trainer import Trainer, _over_ranks, resolve_precision
+from bertrain import config, data, objectives, optim, pretrain, ranks, report, trainer
+from bertrain.models.encoder import attention_kernels
+from bertrain.trainer import _over_ranks
 
-SEEN = {}
+STEPS = {
+    "adamw": {"micro_batch_size": 4},
+    "muon": {"optimizer": "muon", "model": "modernbert-tiny"},
+    "stableadamw": {"optimizer": "stableadamw"},
+    "lamb": {"optimizer": "lamb"},
+    "fp16": {"precision": "fp16"},
+    "fp16, muon": {"precision": "fp16", "optimizer": "muon"},
+    "lora": {"lora": "r=2,alpha=6", "init": True},
+    "lora, muon": {"lora": "r=2,alpha=6", "init": True, "optimizer": "muon"},
+    "sgd": {"optimizer": "sgd"},  # which knows nothing of steps that are skipped
+    "modernbert": {"model": "modernbert-tiny", "gradient_checkpointing": True},
+    "packed": {"model": "modernbert-tiny", "isolate_documents": True},
+    "teacher": {"teacher": True, "distil": "logits"},
+    "grown": {"phase": changing(0.5, layers=(1, None))},
+    "reading": {"objective": "mlm+reading"},
+}
 
 
-def in_half():
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+@pytest.fixture
+def options(name, bert_run):
+    """The options of a row of STEPS."""
+    return QUIET | {key: str(bert_run) if key in ("init", "teacher") else value for key, value in STEPS[name].items()}
 
 
-class Watching(Objective):
-    """Keeps to which dtype autocast converted in each part of a step."""
+def objective_of(loss):
+    """An objective whose loss is a function of the logits."""
 
-    def count(self, batch):
-        return len(batch.sample_ids)
+    class Given(objectives.Objective):
+        def count(self, batch):
+            return len(batch.sample_ids)
 
+        def forward(self, encoder, outputs, piece):
+            return objectives.LossSum(loss(outputs.logits), torch.tensor(0))
+
+    return Given
+
+
+@pytest.fixture(autouse=True)
+def _additions(tables_as_they_were):
+    objectives.OBJECTIVES["reading"] = objective_of(
+        lambda logits: logits.square().mean() * (2 if logits.sum() > 0 else 1)
+    )
+    objectives.OBJECTIVES["infinite"] = objective_of(lambda logits: logits.mean() + math.inf)
+    objectives.OBJECTIVES["watching"] = Watching
+    optim.OPTIMIZERS["sgd"] = lambda module, config: torch.optim.SGD(module.parameters(), momentum=0.9)
+
+
+# ----------------------------------------------------------------------------------------------------------- precision
+
+SEEN = {}  # part of a step → the dtype to which autocast converts in it
+
+
+def note(part):
+    SEEN[part] = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def watched(logits):
+    note("forward")
+    logits.register_hook(lambda gradient: note("backward"))
+    return logits.float().square().mean()
+
+
+class Watching(objective_of(watched)):
     def prepare(self, piece):
-        SEEN["prepare"] = in_half()
+        note("prepare")
         return piece
-
-    def forward(self, encoder, outputs, piece):
-        SEEN["forward"] = in_half()
-        outputs.logits.register_hook(lambda gradient: SEEN.update(backward=in_half()))
-        return LossSum(outputs.logits.float().square().mean(), torch.tensor(0))
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path, precision, dtype):
     """Neither the backward pass, as torch advises, nor what a teacher computes without gradients."""
-    OBJECTIVES["watching"] = Watching
     SEEN.clear()
     options = QUIET | {"objective": "mlm+watching", "precision": precision, "steps": 1, "micro_batch_size": 2}
     train(dataset.path, tmp_path / "run", **options)
@@ -69,19 +122,17 @@ def test_evaluations_have_a_precision_of_their_own(dataset, tmp_path, precision)
     assert losses["auto"] == losses["fp32"] != losses["bf16"] == pytest.approx(losses["fp32"], rel=1e-2)
 
 
-@pytest.mark.parametrize(("bf16", "expected"), [(True, "bf16"), (False, "fp16")])
-def test_evaluations_on_gpus_are_as_training(configs, monkeypatch, bf16, expected):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: bf16)
-
+def test_evaluations_on_gpus_are_as_training(configs, monkeypatch):
     def resolved(model="bert", **options):
         weights = SimpleNamespace(config=AutoConfig.from_pretrained(configs[model]))
-        given = Config.make(data="x", **options), torch.device("cuda"), weights
-        return resolve_precision(*given, option="eval_precision")
+        given = config.Config.make(data="x", **options)
+        return trainer.resolve_precision(given, torch.device("cuda"), weights, option="eval_precision")
 
-    assert resolved() == expected
-    assert resolved(precision="fp32") == "fp32"
+    for has_bf16, expected in ((True, "bf16"), (False, "fp16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16, **_: has)
+        assert resolved() == expected
+    assert resolved(precision="fp32") == resolved("deberta") == "fp32"
     assert resolved(precision="fp32", eval_precision="bf16") == "bf16"
-    assert resolved("deberta") == "fp32"
     with refuses("unsupported", "eval_precision", given="bf16"):
         resolved("deberta", eval_precision="bf16")
 
@@ -89,39 +140,28 @@ def test_evaluations_on_gpus_are_as_training(configs, monkeypatch, bf16, expecte
 # --------------------------------------------------------------------------------------------------------- --attention
 
 
-def enabled():
-    """The kernels that torch may choose among, by name."""
-    answers = {
-        "flash": torch.backends.cuda.flash_sdp_enabled(),
-        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
-        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
-        "math": torch.backends.cuda.math_sdp_enabled(),
-    }
-    return tuple(name for name, is_enabled in answers.items() if is_enabled)
-
-
 @pytest.mark.parametrize(
-    ("choice", "version", "expected"),
+    ("model", "choice", "version", "expected"),
     [
-        ("auto", "2.13.0+cu130", ("flash", "efficient", "math")),
-        ("auto", "2.6.0", ("flash", "efficient", "math")),
-        ("auto", "2.14.0a0+git1", ("flash", "cudnn", "efficient", "math")),
-        ("auto", "3.0.1", ("flash", "cudnn", "efficient", "math")),
-        ("cudnn", "2.13.0", ("cudnn",)),
-        ("flash", "2.13.0", ("flash", "efficient")),
-        ("math", "2.13.0", ("math",)),
+        ("bert", "auto", "2.13.0+cu130", ("flash", "efficient", "math")),
+        ("bert", "auto", "2.14.0a0+git1", ("flash", "cudnn", "efficient", "math")),
+        ("bert", "auto", "3.0.1", ("flash", "cudnn", "efficient", "math")),
+        ("bert", "cudnn", "2.13.0", ("cudnn",)),
+        ("bert", "flash", "2.13.0", ("flash", "efficient")),
+        ("deberta", "auto", "2.13.0", ("eager",)),  # which attends by itself
     ],
 )
-def test_kernels_on_gpus(dataset, monkeypatch, choice, version, expected):
+def test_kernels_on_gpus(configs, dataset, monkeypatch, model, choice, version, expected):
     """auto leaves cuDNN out where it has known faults; what is asked for is given."""
-    encoder = learner(model_of(TINY, dataset))
+    encoder = learner(model_of(configs[model], dataset))
     monkeypatch.setattr(torch, "__version__", version)
-    names = attention_kernels(choice, encoder, torch.device("cuda"))
-    assert names == expected
-    before = enabled()
-    with limit_kernels(names)():
-        assert enabled() == expected
-    assert enabled() == before
+    assert attention_kernels(choice, encoder, torch.device("cuda")) == expected
+
+
+def enabled():
+    """The kernels that torch may choose among, by name."""
+    names = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "math": "math"}
+    return tuple(name for name, each in names.items() if getattr(torch.backends.cuda, f"{each}_sdp_enabled")())
 
 
 @pytest.mark.parametrize("choice", ["auto", "flash", "math"])
@@ -142,21 +182,6 @@ def test_a_step_has_the_kernels_that_are_asked_for(dataset, tmp_path, monkeypatc
     assert enabled() == before
     resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
     assert tuple(resolved["attention"]) == expected
-
-
-def test_a_model_that_attends_by_itself_has_no_choice(configs, dataset):
-    assert attention_kernels("auto", learner(model_of(configs["deberta"], dataset)), ALONE.device) == ("eager",)
-
-
-def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, monkeypatch):
-    """torch's cache on disk holds the kernel that was chosen, and its key does not."""
-    tags = []
-    for choice in ("auto", "flash", "math"):
-        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
-        config = Config.make(data=str(dataset.path), out="x", model=TINY, attention=choice, compile="on", length=32)
-        Trainer(config, dataset, ALONE, [], None, model_of(TINY, dataset))
-        tags.append(torch.compiler.config.cache_key_tag)
-    assert len({*tags, ""}) == 4
 
 
 # ------------------------------------------------------------------------------------------------- waits for the device
@@ -185,9 +210,9 @@ class Waits(TorchDispatchMode):
 
             monkeypatch.setattr(owner, name, called)
 
-        patch(Stream, "next_batch", lambda stream: setattr(self, "_counts", stream.step > 0))
+        patch(data.Stream, "next_batch", lambda stream: setattr(self, "_counts", stream.step > 0))
         for name in ("save", "_evaluate", "_enter"):
-            patch(Pretraining, name, lambda _: setattr(self, "_counts", False))
+            patch(pretrain.Pretraining, name, lambda _: setattr(self, "_counts", False))
         for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
             patch(torch.Tensor, name, lambda _, name=name: self.found.extend([name] * self._counts))
         monkeypatch.setattr(ranks.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
@@ -202,40 +227,10 @@ class Waits(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-class Reading(Objective):
-    """Looks at its loss in the step."""
-
-    def count(self, batch):
-        return len(batch.sample_ids)
-
-    def forward(self, encoder, outputs, piece):
-        loss = outputs.logits.square().mean()
-        return LossSum(loss if loss > 0 else -loss, torch.tensor(0))
-
-
-STEPS = {
-    "adamw": {"micro_batch_size": 4},
-    "modernbert": {"model": "modernbert-tiny", "gradient_checkpointing": True},
-    "packed": {"model": "modernbert-tiny", "isolate_documents": True},
-    "muon": {"optimizer": "muon", "model": "modernbert-tiny"},
-    "stableadamw": {"optimizer": "stableadamw"},
-    "lamb": {"optimizer": "lamb"},
-    "fp16": {"precision": "fp16"},
-    "fp16, muon": {"precision": "fp16", "optimizer": "muon"},
-    "teacher": {"teacher": True, "distil": "logits"},
-    "grown": {"phase": changing(0.5, layers=(1, None))},
-    "reading": {"objective": "mlm+reading"},
-}
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_no_step_waits_for_the_device_unless_it_reads_a_number(dataset, bert_run, tmp_path, monkeypatch, name):
-    OBJECTIVES["reading"] = Reading
-    options = QUIET | {"steps": 7, "log_every": 2} | STEPS[name]
-    if "teacher" in options:
-        options["teacher"] = str(bert_run)
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "sgd"])
+def test_no_step_waits_for_the_device_unless_it_reads_a_number(dataset, options, tmp_path, monkeypatch, name):
     with Waits(monkeypatch) as waits:
-        train(dataset.path, tmp_path / "run", **options)
+        train(dataset.path, tmp_path / "run", **options | {"steps": 7, "log_every": 2})
     assert waits.found == ["_local_scalar_dense"] * (6 if name == "reading" else 0)
 
 
@@ -257,9 +252,9 @@ def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monk
     """It does not wait another step where an evaluation, a checkpoint, a border or the end comes next."""
     options = QUIET | {"save_every": 3, "eval_every": 4, "global_batch_size": "2..8"}
     options |= {"phase": [{"steps": 6}, {"steps": 5, "mlm_probability": 0.3}]}
-    on_time, plain = train(dataset.path, tmp_path / "on-time", **options), Stream.next_batch
-    monkeypatch.setattr(report_module, "Reading", Late)
-    monkeypatch.setattr(Stream, "next_batch", lambda stream: Late.begun.append(stream) or plain(stream))
+    on_time, plain = train(dataset.path, tmp_path / "on-time", **options), data.Stream.next_batch
+    monkeypatch.setattr(report, "Reading", Late)
+    monkeypatch.setattr(data.Stream, "next_batch", lambda stream: Late.begun.append(stream) or plain(stream))
     late = train(dataset.path, tmp_path / "late", **options)
     assert losses(late) == losses(on_time)
     for name in ("tokens", "lr", "accuracy"):
@@ -278,31 +273,91 @@ def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
     compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # without the compiler of kernels
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     counters.clear()  # of the tests before
-    found, finish = tmp_path / "counters.json", Report.finish
-    monkeypatch.setattr(
-        Report, "finish", lambda report: (found.write_text(json.dumps(counters["stats"])), finish(report))
-    )
+    found = tmp_path / "counters.json"
+    at_step(monkeypatch, "next_batch", 4, lambda: found.write_text(json.dumps(counters["stats"])))
     options = QUIET | {"model": "modernbert-tiny", "masking": "bernoulli", "micro_batch_size": 3, "compile": "on"}
     train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5})
     assert json.loads(found.read_text())["unique_graphs"] == 1
 
 
-class Counting(Reading):
-    """Counts its passes in a buffer."""
-
-    def __init__(self, model, config):
-        super().__init__(model, config)
-        self.register_buffer("passes", torch.zeros(()))
-
-
-@pytest.mark.parametrize(
-    ("name", "objectives", "expected"),
-    [("bert", (), False), ("modernbert", (), False), ("bert", ("mlm", "counting"), True), ("roc_bert", (), True)],
-)
-def test_buffers_that_change_are_copied_between_ranks(configs, dataset, monkeypatch, name, objectives, expected):
+@pytest.mark.parametrize(("model", "expected"), [("bert", False), ("modernbert", False), ("roc_bert", True)])
+def test_buffers_that_change_are_copied_between_ranks(configs, dataset, monkeypatch, model, expected):
     """roc_bert is not in the table of families, so its buffers may change."""
-    OBJECTIVES["counting"] = Counting
     distributed = SimpleNamespace(register_comm_hook=lambda *arguments: None)
-    monkeypatch.setattr(trainer_module, "DistributedDataParallel", lambda learner, **options: distributed)
-    _over_ranks(learner(model_of(configs[name], dataset), *objectives))
+    monkeypatch.setattr(trainer, "DistributedDataParallel", lambda learner, **options: distributed)
+    _over_ranks(learner(model_of(configs[model], dataset)))
     assert distributed.broadcast_buffers == expected
+
+
+# ----------------------------------------------------------------------- steps whose loss or gradient is not finite
+
+
+def wild_at(monkeypatch, *steps, rank=None):
+    """Makes a gradient of some steps, numbered from 1, NaN: on one rank, or on all."""
+    plain = trainer.Trainer.step
+
+    def step(this, module, batch, number, *rest):
+        is_wild = number + 1 in steps and rank in (None, this.ranks.rank)
+        weight = next(weight for weight in this.learner.parameters() if weight.requires_grad)
+        hook = weight.register_hook(lambda gradient: gradient * (math.nan if is_wild else 1))
+        plain(this, module, batch, number, *rest)
+        hook.remove()
+
+    monkeypatch.setattr(trainer.Trainer, "step", step)
+
+
+def state_after(out, step):
+    """The weights of a checkpoint and its moments."""
+    folder = out / f"step-{step:08d}"
+    state = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
+    moments = {f"{number}.{name}": value for number, of_one in state.items() for name, value in of_one.items()}
+    return weights_in(folder) | moments
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "stableadamw", "lamb", "fp16", "lora", "lora, muon", "sgd"])
+def test_a_run_goes_on_after_a_skipped_step(dataset, options, tmp_path, monkeypatch):
+    """Also where the first step of all is skipped, which makes the state, and after a stop."""
+    wild_at(monkeypatch, 1, 3)
+    log = train_twice(dataset.path, tmp_path / "run", 3, **options | {"steps": 5, "save_every": 1})
+    states = [state_after(tmp_path / "run", step) for step in range(1, 6)]
+    assert [equal(one, other) for one, other in itertools.pairwise(states)] == [False, True, False, False]
+    assert not any(value.any() for key, value in states[0].items() if key[0].isdigit())
+    assert all(value.isfinite().all() for value in states[-1].values())
+    entry = next(entry for entry in log if entry["step"] == 3 and "grad_norm" in entry)
+    assert (entry["skipped"], entry["not_finite"]) == (1, ["grad_norm"])
+    assert (entry["loss"], entry["grad_norm"]) == (None, None)
+    assert [entry["step"] for entry in log if "skipped" in entry] == [1, 3]
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_all_ranks_skip_together_and_the_log_has_the_mean_of_what_was_learned(dataset, tmp_path, monkeypatch, ranks):
+    """Sums leave out the losses of skipped steps, and their count."""
+    options = QUIET | {"steps": 4, "micro_batch_size": 2, "global_batch_size": 8, "ranks": ranks}
+    plain = train(dataset.path, tmp_path / "plain", **options | {"save_every": 1})
+    expected = [entry["loss"] for entry in plain if "grad_norm" in entry][:2]
+    wild_at(monkeypatch, 3, 4, rank=ranks and 1)
+    log = train(dataset.path, tmp_path / "run", **options | {"log_every": 4})
+    assert equal(state_after(tmp_path / "run", 4), state_after(tmp_path / "plain", 2))
+    (entry,) = (entry for entry in log if "grad_norm" in entry)
+    assert (entry["skipped"], entry["not_finite"]) == (2, ["grad_norm"])
+    assert entry["loss"] == pytest.approx(sum(expected) / 2, rel=0.01)
+
+
+def test_an_infinite_loss_of_finite_gradients_is_skipped_too(dataset, tmp_path):
+    options = QUIET | {"objective": "mlm+infinite", "steps": 3}
+    refused_run(dataset.path, tmp_path / "run", **options, kind="not-finite", option="lr", says="infinite_loss")
+
+
+def test_ten_skipped_steps_in_a_row_end_a_run_on_all_ranks(dataset, tmp_path, monkeypatch):
+    """Nine do not. The weights of the newest checkpoint are finite."""
+    wild_at(monkeypatch, *range(3, 3 + report.PATIENCE - 1), *range(14, 40), rank=1)
+    out, options = tmp_path / "run", QUIET | {"steps": 40, "save_every": 12, "global_batch_size": 4}
+    _, said = on_ranks(2, "bertrain.pretrain", flags(dataset.path, out, **options), code=1)
+    assert ("Traceback" in said, said.count("Error: "), said.count("were skipped")) == (False, 1, 1)
+    assert last_checkpoint(out).name == "step-00000012"
+    assert all(value.isfinite().all() for value in state_after(out, 12).values())
+    assert entries(out)[-1]["step"] == 13 + report.PATIENCE
