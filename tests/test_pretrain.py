@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.commands import invoke, json_of, refused, refuses, succeeds
+from support.commands import json_of, refused, refuses, succeeds
 from support.data import SPECIALS, built
 from support.disk import contents, recorded, write
 from support.runs import (
@@ -29,9 +29,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.tokenize.load import load
+from bertdata.torch import tensors
 from bertrain import card, checkpoint, state
 from bertrain.__main__ import main
-from bertrain.cli import read_options
 from bertrain.commands.trace import stream_of
 from bertrain.config import Config
 
@@ -47,10 +47,8 @@ def names(run, pattern="step-*"):
 
 
 def test_a_run_writes_its_configuration_its_log_and_checkpoints(finished, dataset):
-    written = json.loads((finished / "run.json").read_text())
-    assert written["config"]["length"] == 32
-    assert written["resolved"]["steps"] == 6
-    assert written["resolved"]["dataset_id"] == dataset.dataset_id
+    resolved = json.loads((finished / "run.json").read_text())["resolved"]
+    assert (resolved["steps"], resolved["dataset_id"]) == (6, dataset.dataset_id)
     log = entries(finished)
     assert [e["step"] for e in log if "loss" in e] == [1, 2, 3, 4, 5, 6]
     assert [e["step"] for e in log if "validation_loss" in e] == [3, 6]
@@ -62,7 +60,6 @@ def test_a_run_writes_its_configuration_its_log_and_checkpoints(finished, datase
 
 
 def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(finished, dataset):
-    directory = finished / "step-00000006"
     model = AutoModelForMaskedLM.from_pretrained(finished / "last").eval()
     tokenizer = AutoTokenizer.from_pretrained(finished / "last")
     text = "the stone under the river"
@@ -71,15 +68,12 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
     assert tokenizer.mask_token_id == dataset.special_tokens.mask
     total = count = 0
     for batch in bertdata.Loader(dataset, length=32, global_batch_size=16, split="validation", epochs=1):
-        labels = torch.from_numpy(batch.labels)
-        mask = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)
+        given = tensors(batch)
+        number = int((given["labels"] != -100).sum())
         with torch.no_grad():
-            logits = model(input_ids=torch.from_numpy(batch.input_ids), attention_mask=mask).logits
-        total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
-        count += int((labels != -100).sum())
+            total, count = total + model(**given).loss.item() * number, count + number
     stated = json_of(main, "evaluate", "--checkpoint", finished, "--data", dataset.path)
-    assert stated["checkpoint"] == str(directory)
-    assert stated["length"] == 32
+    assert (stated["checkpoint"], stated["length"]) == (str(finished / "step-00000006"), 32)
     assert stated["reference"]["uniform"] == pytest.approx(np.log(dataset.special_tokens.vocab_size))
     assert stated["targets"] == count
     assert stated["loss"] == pytest.approx(total / count, rel=1e-4)
@@ -122,18 +116,6 @@ def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(datase
     assert checkpoint.choose(copied) == (copied / "step-00000006", [])
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monkeypatch, capsys):
-    def refuse(path, **options):
-        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
-
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **o: None if o else refuse(path))
-    train(dataset.path, tmp_path / "run", steps=2, keep=1, **QUIET | {"save_every": 1})
-    warning, *_ = (line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: "))
-    assert "step-00000001 " in warning
-    assert "Device or resource busy" in warning
-    assert names(tmp_path / "run") == ["step-00000001", "step-00000002"]
-
-
 def test_a_run_can_be_repeated_from_its_configuration(finished, tmp_path):
     """Flags beside it replace what says the same, as --epochs does --steps, and turn things off too."""
     out, record = tmp_path / "again", json.loads((finished / "run.json").read_bytes())
@@ -159,8 +141,6 @@ def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_t
     given = {"init": last_checkpoint(finished), "model": ""}
     refused_run(shards, tmp_path / "run", **given, kind="tokenizer-differs")
     refused(main, "evaluate", "--checkpoint", finished, "--data", shards, kind="tokenizer-differs")
-    done = invoke(main, "doctor", *flags(shards, tmp_path / "run", **given))
-    assert (done.exit_code, "a different tokenizer" in done.stdout) == (1, True)
     refused_run(shards, tmp_path / "run", kind="too-short-to-mask", option="mlm_probability")
 
 
@@ -192,16 +172,11 @@ def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset,
     saved |= {"version": 1, "phases": [], "since_entry": {}, "made_with": made_with}
     (last / "trainer.json").write_text(json.dumps(saved))
     seal(last)
-    file.write_text(json.dumps({"config": config | {"average": 0.0}}))
-    assert "average" not in read_options(file)
-    file.write_text(json.dumps({"config": config | {"average": 0.5}}))
-    with refuses("unknown", "average", given=0.5):
-        read_options(file)
-    for options, option in (({"average": 0.5}, "average"), ({"budget": "9s"}, "budget"), ({"beta1": 0.5}, "beta1")):
+    for options, option in (({"budget": "9s"}, "budget"), ({"beta1": 0.5}, "beta1"), ({"average": 0.5}, "average")):
         file.write_text(json.dumps({"config": config | options}))
         refused_run(dataset.path, copied, steps=9, kind="other-settings", option=option)
-    assert state.read(last).step == 6
-    file.write_text(json.dumps({"config": config | {"branch": "base"}}))
+    refused(main, "pretrain", "--config", file, kind="unknown", option="average", given=0.5)
+    file.write_text(json.dumps({"config": config | {"average": 0.0, "branch": "base"}}))
     train(dataset.path, copied, steps=9)
 
 
@@ -225,17 +200,13 @@ def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dat
     config = Config.make(data=str(dataset.path), model=TINY)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     made = [checkpoint.directory_of(config) for _ in range(2)]
-    assert [path.name.partition("-")[2][10:] for path in made] == ["-2", "-3"]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert checkpoint.directory_of(config) in made
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     assert checkpoint.directory_of(config) not in made
 
 
-def test_a_checkpoint_that_is_none_is_one_sentence(finished, dataset, tmp_path):
-    for path in (tmp_path / "nothere", tmp_path):
-        known = {"kind": "not-a-run", "option": "checkpoint"}
-        refused(main, "evaluate", "--checkpoint", path, "--data", dataset.path, **known)
+def test_a_damaged_checkpoint_is_named_and_one_of_others_is_not_compared(finished, tmp_path):
     directory = shutil.copytree(finished / "step-00000006", tmp_path / "step-00000001")
     (directory / "model.safetensors").write_bytes(b"\0" * 100)
     for path in (directory, tmp_path):
@@ -254,8 +225,8 @@ def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):
     train(dataset.path, tmp_path / "run", steps=2, **QUIET | {"model": str(two)})
     assert entries(tmp_path / "run")[-1]["step"] == 2
     one.write_text(json.dumps(json.loads(one.read_text()) | {"num_hidden_layers": 1}))
-    known = {"kind": "other-settings", "option": "model"}
-    refused_run(dataset.path, tmp_path / "run", steps=3, **QUIET | {"model": str(one)}, **known)
+    options = QUIET | {"model": str(one), "steps": 3}
+    refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", option="model")
 
 
 def test_a_step_of_a_resumed_run_can_be_traced(dataset, tmp_path):
