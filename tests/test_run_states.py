@@ -17,6 +17,7 @@ from support.runs import QUIET, at_step, entries, last_checkpoint, refused_run, 
 STEPS = 4  # of each phase
 FILES = st.sampled_from(["model.safetensors", "optimizer.pt", "trainer.json", "config.json", "checkpoint.json"])
 DAMAGES = st.sampled_from([lambda path: put(path, path.read_bytes()[:-1] + b"?"), os.remove])
+BAD_LINES = b'17\n\xff\xfe\n{"step": null}\n[1]\n{"loss": 1.0}\n' + b"[" * 99_999 + b"\n"
 ALONE = {}  # options → how a run with them ends that was left alone
 
 
@@ -64,7 +65,7 @@ class Machine(RuleBasedStateMachine):
         self.out = out
         (out / ".last.tmp").unlink(missing_ok=True)  # of a kill before
         (out / ".last.tmp").symlink_to("nowhere")
-        put(out / "log.jsonl", (out / "log.jsonl").read_bytes() + b"17\n\xff\xfe\x00")
+        put(out / "log.jsonl", BAD_LINES + (out / "log.jsonl").read_bytes() + b'{"step": 4, "lo')
 
     @precondition(lambda self: self.next_saves()[:-1])
     @rule(data=st.data())
