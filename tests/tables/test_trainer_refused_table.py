@@ -72,7 +72,7 @@ REFUSED = {  # kind and option of the error → command lines
     "unsupported rope_base": ["pretrain --model bert.json --rope-base 1e5"],
     "unsupported objective": ["pretrain --model modernbert-tiny --objective mlm+nsp"],
     "unsupported": ["pretrain --model electra.json --elastic layers=1:2"],
-    "unsupported distil_layers": [f"{TEACHER} deep.json --distil hidden"],
+    "unsupported distil_layers": [f"{TEACHER} {name}.json --distil hidden" for name in ("deep", "albert")],
     "not-a-run teacher": ["pretrain --model bert.json --teacher ."],
     "not-a-run checkpoint": ["finetune --checkpoint .", "evaluate --checkpoint . --data shards"],
     "model-not-found checkpoint": ["finetune --checkpoint ./gone"],
@@ -91,7 +91,7 @@ def _place(tmp_path, monkeypatch, dataset, bert_run, configs):
     """The files that rows name, in the working directory."""
     monkeypatch.chdir(tmp_path)
     links = {"shards": dataset.path, "run": bert_run}
-    links |= {f"{name}.json": configs[name] for name in ("bert", "electra", "modernbert", "deberta")}
+    links |= {f"{name}.json": configs[name] for name in ("bert", "albert", "electra", "modernbert", "deberta")}
     for name, path in links.items():
         os.symlink(path, name)
     write("data.tsv", "sentence\tlabel", "river light\t1", "salt stone\t0")
