@@ -7,19 +7,14 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 from support.commands import invoke, refuses, waited
 from support.data import built
-from support.runs import QUIET, at_step, changing, entries, flags, learner_of, train
+from support.runs import QUIET, at_step, changing, entries, flags, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint, pretrain
-from bertrain.__main__ import main
-from bertrain.config import Config
-from bertrain.objectives import OBJECTIVES
-from bertrain.trainer import build_model
 
 
 def interrupt(number=signal.SIGINT):
@@ -67,16 +62,10 @@ def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(datas
 
 
 def cuda():
-    raise torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 9 GiB."
-    )
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 9 GiB.")
 
 
-@pytest.mark.parametrize(
-    ("fails", "size"),
-    [(lambda: torch.empty(1 << 50), f"{1 << 52} bytes"), (lambda: np.empty(1 << 50), "8.00 PiB"), (cuda, "20.00 GiB")],
-    ids=["torch", "numpy", "cuda"],
-)
+@pytest.mark.parametrize(("fails", "size"), [(lambda: torch.empty(1 << 50), f"{1 << 52} bytes"), (cuda, "20.00 GiB")])
 def test_a_checkpoint_that_was_begun_before_memory_is_used_up_is_there(
     dataset, tmp_path, monkeypatch, capsys, fails, size
 ):
@@ -84,8 +73,7 @@ def test_a_checkpoint_that_was_begun_before_memory_is_used_up_is_there(
     with pytest.raises(SystemExit):
         train(dataset.path, tmp_path / "run", steps=4, eval_every=2, save_every=2, model="bert-tiny")
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("Error: not enough memory: ")
-    assert size in last
+    assert (last.startswith("Error: not enough memory: "), size in last) == (True, True), last
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
@@ -120,35 +108,15 @@ def test_a_corpus_without_a_validation_split_is_said_to_be_one_and_grows(tmp_pat
     assert sum("--validation" in line for line in capsys.readouterr().out.splitlines()) == 1
     assert [entry["loss_before"] > 0 for entry in log if "change" in entry] == [True]
     assert not any("validation_loss" in entry for entry in log)
-    done = invoke(main, "doctor", *flags(tmp_path / "shards", tmp_path / "next", model="bert-tiny"))
-    assert "time       about" in done.stdout
-
-
-def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
-    for phases, attention in ((), "eager"), (changing(0.5, length=[128, 1024]), "sdpa"):
-        config = Config.make(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
-        weights, _ = build_model(config, dataset)
-        learner_of(config, weights, dataset, "bf16")
-        assert weights.config._attn_implementation == attention
-
-
-def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, bert_run, monkeypatch):
-    monkeypatch.setattr(OBJECTIVES["mlm"], "weight", 0.5)
-    config = Config.make(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
-    weights, _ = build_model(config, dataset)
-    learner = learner_of(config, weights, dataset)
-    assert [round(objective.weight, 6) for objective in learner.objectives.values()] == [0.4, 0.2]
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_when_the_reader_of_its_output_has_gone(dataset, tmp_path):
     """As `bertrain pretrain … | head` leaves it."""
-    options = QUIET | {"steps": 4, "save_every": 2}
-    words = [sys.executable, "-m", "bertrain.pretrain", *map(str, flags(dataset.path, tmp_path / "run", **options))]
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
+    options = flags(dataset.path, tmp_path / "run", **QUIET, steps=4)
+    words = [sys.executable, "-m", "bertrain.pretrain", *map(str, options)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
     assert entries(tmp_path / "run")[-1]["step"] == 4
-    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000004"

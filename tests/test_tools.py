@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,9 +12,9 @@ import freeze
 import injected
 import pytest
 import torch
-from safetensors.torch import save_file
 from support.commands import python
 from support.data import ROOT
+from support.disk import flip
 
 # -------------------------------------------------------------------------------------------------------------- crashes
 
@@ -62,40 +63,26 @@ def test_runs_of_any_options_end_as_if_nothing_had_happened(tmp_path):
 # --------------------------------------------------------------------------------------------------------- differences
 
 
-def run_in(folder, log, *, weight=0.0, moment=0.5, loader=4, seconds=1.0):
-    """What a run of two steps leaves, as far as it is compared."""
-    saved = folder / "step-00000002"
-    saved.mkdir(parents=True)
-    entries = [{"step": 0, "stream": {"position": seconds}}, *({"seconds": seconds} | entry for entry in log)]
-    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    (folder / "run.json").write_text(json.dumps({"config": {"keep": 1}}))
-    (saved / "README.md").write_text(f"trained {seconds} s")
-    (saved / "trainer.json").write_text(json.dumps({"loader": {"position": loader}, "seconds": {"trained": seconds}}))
-    save_file({"weight": torch.tensor([1.0, weight])}, saved / "model.safetensors")
-    torch.save({"state": {0: {"exp_avg": torch.tensor(moment)}}}, saved / "optimizer.pt")
-    return folder
+def replaced(old, new):
+    return lambda path: path.write_text(path.read_text().replace(old, new, 1))
 
 
-LOG = [{"step": step, "lr": 0.1, "loss": float(step)} for step in (1, 2)]
+CHANGES = {  # file of a run → what changes it
+    "step-00000006/model.safetensors": lambda path: flip(path, -1),
+    "step-00000006/optimizer.pt": lambda path: torch.save({"state": {}}, path),
+    "step-00000006/trainer.json": replaced('"position": ', '"position": 1'),
+    "log.jsonl": replaced('"loss": ', '"loss": 1'),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"seconds": 2.0}, ""),
-        ({"weight": -0.0}, "model.safetensors: weight"),
-        ({"moment": 0.25}, "optimizer.pt: state.0.exp_avg"),
-        ({"loader": 5}, "trainer.json: loader.position"),
-        ({"log": LOG[1:]}, "step 1: "),
-        ({"log": [*LOG, LOG[1]]}, "[1, 2] -> [1, 2, 2]"),
-        ({"log": [LOG[0], LOG[1] | {"loss": 2.0000000000000004}]}, "step 2: loss 2.0 -> 2.0000000000000004"),
-    ],
-)
-def test_what_differs_is_named(tmp_path, changes, named):
-    whole = run_in(tmp_path / "whole", LOG)
-    stopped = run_in(tmp_path / "stopped", **{"log": LOG} | changes)
-    lines = list(campaign.differences(whole, stopped, is_asked=False))
-    assert (lines == []) if not named else any(named in line for line in lines), lines
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_differs_is_named(finished, tmp_path, name):
+    stopped = shutil.copytree(finished, tmp_path / "run")
+    (stopped / "step-00000006" / "README.md").write_text("it has times")
+    assert [*campaign.differences(finished, stopped, is_asked=False)] == []
+    CHANGES[name](stopped / name)
+    (line,) = campaign.differences(finished, stopped, is_asked=False)
+    assert line.startswith("step 1: loss " if name == "log.jsonl" else f"{name}: ")
 
 
 # ------------------------------------------------------------------------------------------------------ injected faults
@@ -117,32 +104,20 @@ def test_every_fault_changes_the_source_and_something_should_find_it(fault):
 # ------------------------------------------------------------------------------------------------------- frozen results
 
 
-BUILDS = "wordpiece", "bpe", "chinese"
-RUNS = "bert", "nsp", "packed", "lengths", "mix", "muon-bert", "grow", "elastic", "lora", "relations", "logits"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Runs scenarios by name, once each, in one folder; returns their results, name → result."""
-    folder, results = tmp_path_factory.mktemp("frozen"), {}
+def beyond(folder, *names, before=()):
+    """Runs scenarios by name, in a folder, after others that they read; how their results differ from what was kept."""
     freeze.prepare(folder)
     lines = {name: line for stage in freeze.scenarios() for name, line in stage.items()}
-
-    def results_of(*names):
-        with contextlib.chdir(folder):
-            for name in names:
-                results[name] = results.get(name) or freeze.scenario(lines[name])
-        return {name: results[name] for name in names}
-
-    return results_of
+    with contextlib.chdir(folder):
+        results = {name: freeze.scenario(lines[name]) for name in (*before, *names)}
+    return freeze.beyond({name: results[name] for name in names})
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_a_build_gives_the_same_arrays_as_ever(run, build):
-    assert freeze.beyond(run(build)) == []
+def test_builds_give_the_same_arrays_as_ever(tmp_path):
+    assert beyond(tmp_path, "wordpiece", "bpe", "chinese") == []
 
 
 @pytest.mark.slow
-def test_runs_give_the_same_figures_as_ever_but_for_rounding(run):
-    run("wordpiece", "jsonl", "dedup", "bert", "modernbert")  # what the others read
-    assert freeze.beyond(run(*RUNS)) == []
+def test_runs_give_the_same_figures_as_ever_but_for_rounding(tmp_path):
+    names = ["bert", "nsp", "packed", "lengths", "mix", "muon-bert", "grow", "elastic", "lora", "relations", "logits"]
+    assert beyond(tmp_path, *names, before=["wordpiece", "jsonl", "dedup", "modernbert"]) == []
