@@ -66,7 +66,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, limit, kind, shard_size
             split = keys.split(data, validation=0.2, test=0.1)
             counts["replaced_characters"] += replaced
             counts["text_bytes"] += len(data)
-            words[split] += reference.num_words(data)
+            words[split] += len(data.split())
             counts["documents" if ids else "dropped_documents"] += 1
             counts["[MASK]"] += data.count(b"[MASK]")
             if not ids:

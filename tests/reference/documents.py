@@ -27,16 +27,6 @@ def is_blank(line):
     return not line.strip(b" \t\r")
 
 
-def num_words(text):
-    """How many words white space of ASCII divides bytes into."""
-    count, is_inside = 0, False
-    for byte in text:
-        is_space = byte in b" \t\n\v\f\r"
-        count += not is_space and not is_inside
-        is_inside = not is_space
-    return count
-
-
 def documents(data, kind):
     """(place of the first byte, bytes of the text before they are made valid) of each document."""
     numbered = lines(data)

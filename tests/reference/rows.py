@@ -37,12 +37,11 @@ def packed(documents, *, length, together, separators=1):
     return rows
 
 
-def packed_row(row, *, length, cls, sep, pad):
-    """The ids and position_ids of a row."""
-    ids = [token for piece in row for token in (cls, *piece, sep)]
+def packed_row(row, *, length, cls, sep):
+    """The tokens of a row without its padding, and all its position_ids."""
+    tokens = [token for piece in row for token in (cls, *piece, sep)]
     positions = [place for piece in row for place in range(len(piece) + 2)]
-    rest = length - len(ids)
-    return ids + [pad] * rest, positions + list(range(rest))
+    return tokens, positions + list(range(length - len(tokens)))
 
 
 def segment(documents, *, length, short_seq_prob, seed):

@@ -68,10 +68,7 @@ def in_pairs(text):
 
 
 def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None, settings=None):
-    """A sealed dataset of given arrays, right or wrong.
-
-    shards lists (tokens, document ends, sentence ends or None), and whether each token begins a word if that is stored.
-    """
+    """A sealed dataset of any arrays. shards: tokens, ends of documents, of sentences or None, and begins of words."""
     out.mkdir()
     entries, stage = [], Stage(out)
     for number, (tokens, documents, sentences, *words) in enumerate(shards):
