@@ -87,9 +87,6 @@ class Noisy(Method):
     def begin_step(self, step, phase, learner):
         self.asked.append(phase.options.method_options(NoisyOptions).noise_scale)
 
-    def facts(self, learner):
-        return {"noise": self.options.noise}
-
 
 def test_phases_set_options_of_a_method_from_outside_and_it_resumes(dataset, tmp_path):
     own = make_dataclass("Own", [("after", int, declared(0, INTEGER))], bases=(Options,), frozen=True, kw_only=True)
@@ -100,7 +97,6 @@ def test_phases_set_options_of_a_method_from_outside_and_it_resumes(dataset, tmp
     options = QUIET | {"noise": 0.1, "after": 1, "phase": phases, "save_every": 1}
     log = train(dataset.path, tmp_path / "run", **options)
     assert Noisy.asked == [2.0, "after", 2.0, "after", 1.0, "after", 1.0, "after"]
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["noisy"] == {"noise": 0.1}
     remove_after(tmp_path / "run", 3)
     assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(log)
     assert Noisy.asked[8:] == [1.0, "after"]
@@ -174,7 +170,6 @@ def test_the_examples_train_together_and_resume_with_an_objective_that_has_param
     assert steps[1]["lr"] == pytest.approx(SMALL["lr"])
     assert (plain[0]["loss"] == steps[0]["loss"], plain[3]["loss"] == steps[3]["loss"]) == (True, False)
     assert "entropy_loss" not in plain[0]
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["unsure"] == 0.5
     assert "  --unsure FLOAT" in succeeds(main, "--help").output
     shape = {"option": "objective", "says": "objectives.halves.head.weight"}
     for unsure, OBJECTIVES["halves"], named in (
@@ -223,13 +218,6 @@ def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, b
         torch.manual_seed(number)  # whatever a program did before
         losses.append(run(dataset, tmp_path / str(number), **start, seed=seed)[0]["halves_loss"])
     assert losses[0] == losses[1] != losses[2]
-
-
-def test_gradients_are_clipped_to_the_norm_of_the_option(dataset, tmp_path, monkeypatch):
-    norms, clip = [], torch.nn.utils.clip_grad_norm_
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda p, norm: norms.append(norm) or clip(p, norm))
-    run(dataset, tmp_path / "run", clip_norm=0.5)
-    assert norms == [0.5]
 
 
 def test_the_data_seed_decides_order_and_masks_and_the_seed_the_weights(dataset):
