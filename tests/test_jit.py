@@ -24,12 +24,12 @@ def test_a_kernel_is_compiled_anew_when_a_file_beside_it_changes(tmp_path):
     head = "from bertdata.jit import jit\nfrom kernels.low import low\n"
     put(tmp_path / "kernels" / "high.py", head + "@jit()\ndef high(n):\n    return low(n) * 2\n")
     program = "import sys\nfrom kernels.high import high\nprint(high(1), 'numba.np.linalg' in sys.modules)"
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
     for added, said in ((1, "4 True\n"), (None, "4 False\n"), (20, "42 True\n")):
         if added:
             low = f"from bertdata.jit import part\n@part()\ndef low(n):\n    return n + {added}\n"
             put(tmp_path / "kernels" / "low.py", low)
-        environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
         assert python("-c", program, environment=environment) == said
 
 
