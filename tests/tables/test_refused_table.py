@@ -42,9 +42,7 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "missing out": [f"{words} --out ''" for words in ("build t.txt", "build --finish", "train-tokenizer t.txt")],
     "missing inputs": ["build", "train-tokenizer --out x"],
     "parts-missing out": ["build --finish"],
-    "unknown --seed": ["build --finish --seed 1"],
     "unknown roles": [f"build t.txt --roles {r}" for r in ("mask=[M]", "bos=[CLS]", "mask", "sep=", "pad=a,pad=[SEP]")],
-    "conflict roles": ["build t.txt --roles cls=[CLS],mask=[CLS]"],
     "conflict inputs": ["build t.txt --finish", "import a.bin r.parquet", "train-tokenizer t.txt --type bytes --out x"],
     "conflict part": ["build --finish --part 1/2", "build t.txt --ray auto --part 1/2"],
     "conflict overwrite": ["build --finish --overwrite"],
@@ -53,7 +51,6 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "conflict ray": ["build t.txt --ray local --max-documents 5", "build - --ray"],
     "conflict end_token": ["import r.parquet --end-token [SEP]", "import m.bin --end-token [SEP]"],
     "conflict dtype": [f"import {name} --dtype uint16" for name in ("m.bin", "l.bin")],
-    "conflict html": ["inspect shards --json --html x"],
     "unknown-format inputs": ["import t.txt"],
     "unsupported inputs": [f"import z.bin.gz --format {name}" for name in ("auto", "nanogpt")],
     "unknown end_token": ["import a.bin --end-token </s>"],
@@ -66,118 +63,82 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "wrong-file-type": ["build /dev/null"],
     "not-a-dataset": [f"{command} ." for command in ("inspect", "show", "verify")],
     "out-of-range length": ["inspect shards --length 2"],
-    "out-of-range global_batch_size": ["inspect shards --global-batch-size 0"],
-    "out-of-range world_size": ["inspect shards --world-size 0"],
     "out-of-range sample": ["show shards --sample 100000"],
     "no-split split": ["show shards --split dev", "export shards --out x --split dev"],
 }
 
 
-def nothing(text):
-    """For --map: leaves out every document."""
-
-
-def shortened(text):
-    """For --map: fails for an empty text."""
-    return text[1:] + text[0]
-
-
-def builds():
-    """Inputs and options of build that are wrong, kind and option of the error, and what its sentence says."""
-    for option, values in {
-        "validation": (-0.1, NAN, "half"),
-        "test": (-0.1, NAN),
-        "workers": (0, 1.5),
-        "shard_size": (0, 1e9, 1 << 62),
-        "max_documents": (0, -1),
-        "part": ((3, 3), (-1, 3), (0, 0)),
-    }.items():
-        yield from (({option: value}, f"out-of-range {option}") for value in values)
-    yield {"validation": 0.6, "test": 0.4}, "out-of-range test"
-    yield from (({option: "page"}, f"unknown {option}") for option in ("sentences", "documents", "on_error", "type"))
-    yield from (({"encoding": name}, "unknown encoding") for name in ("latin-99", "base64", "rot13", "", "utf-8\0"))
-    for spec in (
-        "nothing",
-        "json:nothing",
-        "nowhere:f",
-        "math:pi",
-        *(f"{PREPARE}:length({n})" for n in ("x", "", "1,")),
-    ):
-        yield {"map": [spec]}, "bad-function map"
-        yield {"words": spec}, "bad-function words"
-    yield {"words": "builtins:len"}, "function-failed words"
-    yield from (({"inputs": "no_ids.jsonl", "out": out}, "empty inputs") for out in ("out", "there"))
-    yield {"inputs": "no_ids.jsonl", "map": ["test_refused_table:nothing"]}, "empty inputs"
-    yield {"inputs": "no_ids.jsonl", "tokenizer": None}, "empty inputs"
-    yield {"inputs": "no_ids.jsonl", "tokenizer": None, "map": ["test_refused_table:nothing"]}, "empty inputs"
-    yield {"tokenizer": None, "vocab_size": 3}, "out-of-range vocab_size"
-    yield {"tokenizer": None, "roles": "cls=[CLS]"}, "needs-option roles"
-    for tokenizer in ({}, {"tokenizer": None}):
-        yield {"map": [f"{PREPARE}:cjk(0.5)"]} | tokenizer, "empty inputs"
-    for stream in ("pipe", "-", iter(TEXTS)):
-        yield {"part": (0, 3), "inputs": stream}, "conflict part"
-        yield {"dedup": True, "inputs": stream}, "conflict dedup"
-        yield {"tokenizer": None, "inputs": stream}, "needs-option tokenizer"
-    yield from (({"format": "parquet", "inputs": name}, "read-once inputs") for name in ("pipe", "-"))
-    yield from (({"inputs": names}, "read-once inputs") for names in (["-", "t.txt", "-"], ["pipe"] * 2))
-    yield from (({"part": (0, 3)} | more, "conflict part") for more in ({"overwrite": True}, {"max_documents": 5}))
-    yield from (({"dedup": True} | more, "conflict dedup") for more in ({"part": (0, 2)}, {"ray": "local"}))
-    yield {"inputs": iter(TEXTS), "ray": "local"}, "conflict ray"
-    for more in ({"format": "text"}, {"text_key": "body"}, {"encoding": "latin-1"}, {"include": ["*"]}):
-        yield {"inputs": iter(TEXTS)} | more, "conflict inputs"
-    yield from (({"inputs": wrong}, "malformed inputs") for wrong in (5, ["t.txt", ""]))
-    yield from (({"inputs": wrong}, "empty inputs") for wrong in (iter([]), "empty"))
-    for wrong in (b"a\xffb", "x\ud800y"):
-        yield {"inputs": iter(["salt", wrong]), "strict": True}, "not-text inputs", "item 2 of the iterable"
-    yield {"inputs": iter([b"\xff" * 9999])}, "not-text inputs", "; correct its items"
-    failing = {"map": ["test_refused_table:shortened"]}
-    yield {"inputs": iter(["salt", ""])} | failing, "function-failed map", "item 2 of the iterable: "
-    for wrong, says in ((("salt", 5), " int, "), ([b"salt", None], " NoneType, "), (b"salt", " int, "), ([Path()], "")):
-        yield {"inputs": iter(wrong)}, "bad-row inputs", says
-    yield from (({"inputs": ["t.txt", wrong]}, "no-match inputs") for wrong in ("?", "*.bz2", "hidden"))
-    yield {"inputs": "d", "include": ["*.rst"]}, "no-match inputs"
-    yield from (({option: ["*.rst"]}, f"needs-option {option}") for option in ("include", "exclude"))
-    yield from (({"inputs": url}, "bad-url") for url in (*URLS.split(), "s3://bu cket/b.txt"))
-    yield from (({"inputs": url}, "bad-url inputs") for url in ("S3://bucket/a.txt", "ftp://user:secret@host/a.txt"))
-    yield from (({"inputs": Path(url)}, "bad-url inputs") for url in ("hdfs://n:9/d/", "file:///x", "s3://bucket/x"))
-
-
-def imports():
-    yield {"inputs": []}, "missing inputs"
-    yield {"inputs": "a.bin", "shard_size": 0}, "out-of-range shard_size"
-    yield {"inputs": "a.bin", "dtype": "float32"}, "unknown dtype"
-    yield {"inputs": "odd.bin", "dtype": "int32"}, "not-of-format inputs"
-    for more in ({"format": "nanogpt"}, {"end_token": "[SEP]"}, {"dtype": "int64"}):
-        yield {"inputs": iter(IDS)} | more, "conflict inputs"
-    yield {"inputs": 5}, "malformed inputs"
-    yield {"inputs": [[], []]}, "empty inputs", "the iterable"
-    for wrong in (
-        [[10], "11"],
-        np.arange(9),
-        [[10], [], [1.5]],
-        [[[10]]],
-        [[10], [[10], [11, 12]]],
-        [np.array([2**70])],
-    ):
-        yield {"inputs": iter(wrong)}, "bad-row inputs"
-    for wrong, says in (
-        ([[10], np.array([2**63 + 1], np.uint64)], "item 2"),
-        ([[10], [], [11, 999]], "item 3: id 999"),
-    ):
-        yield {"inputs": wrong}, "id-outside-vocabulary tokenizer", says
-    for column, kind, says in (
-        (["1 2"], "wrong-column-type inputs", "string"),
-        ([[1.5]], "wrong-column-type inputs", "double"),
-        ([[1], None], "bad-row inputs", "row 2"),
-        ([[1], [], [2, None]], "bad-row inputs", "row 3"),
-        (pa.array([[], []], pa.list_(pa.int32())), "empty inputs", ""),
-        ([[10], [], [10, 11, 999]], "id-outside-vocabulary tokenizer", "row 3: id 999"),
-        ([[10], [-1, 4]], "id-outside-vocabulary tokenizer", "row 2: id -1"),
-        ([[10], [2**32 + 10]], "id-outside-vocabulary tokenizer", "row 2: id 4294967306"),
-        (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), "id-outside-vocabulary tokenizer", f"row 1: id {2**64 - 1}"),
-    ):
-        yield {"inputs": pa.table({"input_ids": column})}, kind, says
-    yield {"inputs": pa.table({"ids": [[1]]})}, "no-column inputs", "columns: ids"
+SPECS = ["nothing", "json:nothing", "nowhere:f", "math:pi", *(f"{PREPARE}:length({n})" for n in ("x", "", "1,"))]
+VALUES = {  # kind and option of the error → values of this option of build
+    "out-of-range validation": [-0.1, NAN, "half"],
+    "out-of-range test": [-0.1, NAN],
+    "out-of-range workers": [0, 1.5],
+    "out-of-range shard_size": [0, 1e9, 1 << 62],
+    "out-of-range max_documents": [0, -1],
+    "out-of-range part": [(3, 3), (-1, 3), (0, 0)],
+    "unknown encoding": ["latin-99", "base64", "rot13", "", "utf-8\0"],
+    **{f"unknown {option}": ["page"] for option in ("sentences", "documents", "on_error", "type")},
+    "bad-function map": [[spec] for spec in SPECS],
+    "bad-function words": SPECS,
+    "function-failed words": ["builtins:len"],
+    "needs-option include": [["*.rst"]],
+    "needs-option exclude": [["*.rst"]],
+    "malformed inputs": [5, ["t.txt", ""]],
+    "empty inputs": [iter([]), "empty", "no_ids.jsonl"],
+    "no-match inputs": [["t.txt", wrong] for wrong in ("?", "*.bz2", "hidden")],
+    "read-once inputs": [["-", "t.txt", "-"], ["pipe"] * 2],
+    "bad-url inputs": ["S3://b/a", "ftp://u:secret@host/a", *map(Path, ("hdfs://n:9/d/", "file:///x", "s3://b/x"))],
+    "bad-url": [*URLS.split(), "s3://bu cket/b.txt"],
+}
+NO_TEXT, TRAINED, ONCE = {"map": [f"{PREPARE}:length(1000)"]}, {"tokenizer": None}, ("pipe", "-", iter(TEXTS))
+BUILDS = [  # options of build, kind and option of the error, and perhaps what its sentence says
+    *[({error.partition(" ")[2] or "inputs": value}, error) for error, some in VALUES.items() for value in some],
+    ({"validation": 0.6, "test": 0.4}, "out-of-range test"),
+    ({"inputs": "no_ids.jsonl", "out": "there"}, "empty inputs"),
+    *[(NO_TEXT | more, "empty inputs") for more in ({}, TRAINED, {"inputs": "no_ids.jsonl"})],
+    (TRAINED | {"inputs": "no_ids.jsonl"}, "empty inputs"),
+    (TRAINED | {"vocab_size": 3}, "out-of-range vocab_size"),
+    (TRAINED | {"roles": "cls=[CLS]"}, "needs-option roles"),
+    *[({"inputs": stream, "part": (0, 3)}, "conflict part") for stream in ONCE],
+    *[({"inputs": stream, "dedup": True}, "conflict dedup") for stream in ONCE],
+    *[(TRAINED | {"inputs": stream}, "needs-option tokenizer") for stream in ONCE],
+    *[({"format": "parquet", "inputs": name}, "read-once inputs") for name in ("pipe", "-")],
+    *[({"part": (0, 3)} | more, "conflict part") for more in ({"overwrite": True}, {"max_documents": 5})],
+    *[({"dedup": True} | more, "conflict dedup") for more in ({"part": (0, 2)}, {"ray": "local"})],
+    ({"inputs": iter(TEXTS), "ray": "local"}, "conflict ray"),
+    ({"inputs": iter(TEXTS), "encoding": "latin-1"}, "conflict inputs"),
+    *[({"inputs": iter(["a", wrong]), "strict": True}, "not-text inputs", "item 2 ") for wrong in (b"\xff", "\ud800")],
+    ({"inputs": iter([b"\xff" * 9999])}, "not-text inputs", "; correct its items"),
+    ({"inputs": iter(['"a"', "a"]), "map": ["json:loads"]}, "function-failed map", "item 2 of the iterable: "),
+    *[({"inputs": iter(wrong)}, "bad-row inputs", " of type ") for wrong in (["a", 5], [b"a", None], b"a", [Path()])],
+    ({"inputs": "d", "include": ["*.rst"]}, "no-match inputs"),
+]
+NO_IDS = [[10], "11"], np.arange(9), [[10], [], [1.5]], [[[10]]], [[10], [[10], [11, 12]]], [np.array([2**70])]
+COLUMNS = [  # of a table of ids
+    (["1 2"], "wrong-column-type inputs", "string"),
+    ([[1.5]], "wrong-column-type inputs", "double"),
+    ([[1], None], "bad-row inputs", "row 2"),
+    ([[1], [], [2, None]], "bad-row inputs", "row 3"),
+    (pa.array([[], []], pa.list_(pa.int32())), "empty inputs"),
+    ([[10], [], [10, 11, 999]], "id-outside-vocabulary tokenizer", "row 3: id 999"),
+    ([[10], [-1, 4]], "id-outside-vocabulary tokenizer", "row 2: id -1"),
+    ([[10], [2**32 + 10]], "id-outside-vocabulary tokenizer", "row 2: id 4294967306"),
+    (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), "id-outside-vocabulary tokenizer", f"row 1: id {2**64 - 1}"),
+]
+IMPORTS = [
+    ({"inputs": []}, "missing inputs"),
+    ({"inputs": "a.bin", "shard_size": 0}, "out-of-range shard_size"),
+    ({"inputs": "a.bin", "dtype": "float32"}, "unknown dtype"),
+    ({"inputs": "odd.bin", "dtype": "int32"}, "not-of-format inputs"),
+    ({"inputs": iter(IDS), "end_token": "[SEP]"}, "conflict inputs"),
+    ({"inputs": 5}, "malformed inputs"),
+    ({"inputs": [[], []]}, "empty inputs", "the iterable"),
+    *[({"inputs": iter(wrong)}, "bad-row inputs") for wrong in NO_IDS],
+    ({"inputs": [[10], np.array([2**63 + 1], np.uint64)]}, "id-outside-vocabulary tokenizer", "item 2"),
+    ({"inputs": [[10], [], [11, 999]]}, "id-outside-vocabulary tokenizer", "item 3: id 999"),
+    *[({"inputs": pa.table({"input_ids": column})}, *error) for column, *error in COLUMNS],
+    ({"inputs": pa.table({"ids": [[1]]})}, "no-column inputs", "columns: ids"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +171,7 @@ def test_a_command_that_makes_no_sense_is_refused(vocab, line, kind, option):
     assert os.listdir() == before
 
 
-CALLS = [(build, *row) for row in builds()] + [(import_ids, *row) for row in imports()]
+CALLS = [(build, *row) for row in BUILDS] + [(import_ids, *row) for row in IMPORTS]
 
 
 @pytest.mark.parametrize("row", CALLS, ids=[f"{row[2]} {number}" for number, row in enumerate(CALLS)])
