@@ -16,26 +16,22 @@ import sysconfig
 import click
 import numpy as np
 import pytest
-from support.commands import invoke, refused, refuses, succeeds, waited
+from support.commands import PROGRAMS, invoke, refused, refuses, succeeds, waited
 from support.data import build, make_text
 from support.disk import flip, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoModelForMaskedLM
 
 import bertdata
-from bertdata.cli import main
-from bertrain.__main__ import COMMANDS as TRAINER
-from bertrain.__main__ import main as trainer
-from bertrain.commands import demo, docstrings
+from bertrain.commands import docstrings
 
-COMMANDS = sorted(main.commands)
-GROUPS = {"bertdata": main, "bertrain": trainer}
-EVERY = [*(("bertdata", name) for name in COMMANDS), *(("bertrain", name) for name in TRAINER)]
+main, trainer = PROGRAMS.values()
+EVERY = [(program, name) for program, group in PROGRAMS.items() for name in group.list_commands(None)]
 
 
 @pytest.mark.parametrize(("program", "name"), EVERY)
 def test_examples_of_help_are_command_lines_whose_output_is_local(program, name):
-    group = GROUPS[program]
+    group = PROGRAMS[program]
     command, shown = group.get_command(click.Context(group), name), succeeds(group, name, "--help").stdout
     assert command.help
     heading, *examples = (command.epilog or "Examples:").removeprefix("\b\n").splitlines()
@@ -75,7 +71,7 @@ def test_an_empty_split_is_warned_of(tmp_path, vocab):
 )
 def test_a_misspelt_option_gets_the_one_that_it_probably_is(command):
     program, name, *options = command.replace(" → ", " ").split()
-    done = invoke(GROUPS[program], name, options[0], "1")
+    done = invoke(PROGRAMS[program], name, options[0], "1")
     assert done.exit_code == 2
     assert re.findall("--[a-z_-]+", done.stderr.splitlines()[-1]) == options
 
@@ -269,18 +265,18 @@ def test_the_demo_goes_the_whole_way_and_uses_again_what_is_there(packages, tmp_
     def commands(result):
         return [line.split()[1:3] for line in result.stdout.splitlines() if line.startswith("$ ")]
 
-    first = succeeds(demo.main, "--out", tmp_path / "demo")
+    first = succeeds(trainer, "demo", "--out", tmp_path / "demo")
     steps = [["bertdata", "inspect"], ["bertdata", "verify"], ["bertrain", "pretrain"], ["bertrain", "evaluate"]]
     assert commands(first) == [["bertdata", "build"], *steps]
     newest = tmp_path / "demo" / "run" / "step-00000002"
     assert AutoModelForMaskedLM.from_pretrained(newest).config.vocab_size == 150
     shutil.rmtree(packages)
-    assert commands(succeeds(demo.main, "--out", tmp_path / "demo")) == steps
+    assert commands(succeeds(trainer, "demo", "--out", tmp_path / "demo")) == steps
     flip(next((tmp_path / "demo" / "shards").glob("train-*.tokens.npy")), 200)
-    result = invoke(demo.main, "--out", tmp_path / "demo")  # a failed step ends the demo
+    result = invoke(trainer, "demo", "--out", tmp_path / "demo")  # a failed step ends the demo
     assert (result.exit_code, commands(result)) == (1, steps[:2])
     for out in (packages.parent / "demo" / "shards", write(tmp_path / "corpus.txt", "x")):
-        refused(demo.main, "--out", out, kind="out-exists" if out.is_dir() else "unwritable", option="out")
+        refused(trainer, "demo", "--out", out, kind="out-exists" if out.is_dir() else "unwritable", option="out")
 
 
 def test_bertdata_becomes_the_process_that_trains(monkeypatch):

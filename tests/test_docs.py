@@ -32,7 +32,7 @@ import pyarrow as pa
 import pytest
 from markdown_it import MarkdownIt
 from reference import ids
-from support.commands import succeeds
+from support.commands import PROGRAMS, succeeds
 from support.data import BAD, GOOD, ROOT, make_text, stored
 from support.disk import put, write_all
 from support.families import LISTED, LONGFORMER
@@ -40,15 +40,12 @@ from support.sources import PACK
 from torch.distributed.run import get_args_parser
 
 import bertdata
-from bertdata.cli import main as bertdata_command
 from bertrain import cli
-from bertrain.__main__ import main as bertrain_command
 from bertrain.models.families import PRESETS
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
 PAGES.remove("docs/api.md")  # made of docstrings, whose examples are run as doctests
 SHOWN = {"text", "json", "jsonl", "toml", "yaml", "tsv", "csv", "html"}
-GROUPS = {"bertdata": bertdata_command, "bertrain": bertrain_command}
 
 OTHERS = {"pip", "pipx", "venv", "hf", "aws", "curl", "pre-commit", "euroeval", "ray", "scontrol"}
 """Programs that need a network, a cluster or minutes."""
@@ -156,7 +153,7 @@ def in_bash(text, folder, answer, *, real=REAL):
 
 
 def meaning(words, stdin=""):
-    """What a command line runs: the program, as its first word, and its arguments. One of GROUPS, a file, or "-c"."""
+    """What a command line runs: the program, as its first word, and its arguments. One of PROGRAMS, a file, or "-c"."""
     program, *rest = words
     if program == "torchrun":
         given = get_args_parser().parse_args(rest)
@@ -173,7 +170,7 @@ def meaning(words, stdin=""):
 def smaller(words):
     """A command line with small values after the page's; it does not write to where something is."""
     program, *rest = words
-    name = rest[0] if program in GROUPS else "pretrain" if {"--data", "--out"} <= {*rest} else ""
+    name = rest[0] if program in PROGRAMS else "pretrain" if {"--data", "--out"} <= {*rest} else ""
     if program.endswith(".py") and rest[-1].isdigit():
         rest[-1] = "3"  # steps
     for option in SMALL.keys() & {*rest}:
@@ -190,8 +187,8 @@ def smaller(words):
 def run(words, stdin=""):
     """Runs a command line in this process; what it printed."""
     program, *rest = words
-    if program in GROUPS:
-        return succeeds(GROUPS[program], *rest, input=stdin).stdout
+    if program in PROGRAMS:
+        return succeeds(PROGRAMS[program], *rest, input=stdin).stdout
     arguments = ["-c", *rest[1:]] if program == "-c" else words
     with patch.object(sys, "argv", arguments), contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
@@ -297,10 +294,12 @@ def test_commands_have_options_that_exist(page, tmp_path):
 
     def look(words, where, stdin):
         program, *rest = meaning(words, stdin)
-        if program in GROUPS and rest[0] == "pretrain" and "--config" not in rest:  # also which options exclude others
+        if (
+            program in PROGRAMS and rest[0] == "pretrain" and "--config" not in rest
+        ):  # also which options exclude others
             succeeds(cli.command(lambda config: None), *rest[1:])
-        elif program in GROUPS:
-            command = GROUPS[program].get_command(click.Context(GROUPS[program]), rest[0])
+        elif program in PROGRAMS:
+            command = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), rest[0])
             command.make_context(rest[0], rest[1:]).close()
         elif program == "-c":
             compile(rest[0], page, "exec")

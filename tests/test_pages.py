@@ -7,12 +7,10 @@ import re
 import pytest
 import reference_pages as pages
 from markdown_it import MarkdownIt
-from support.commands import succeeds
+from support.commands import PROGRAMS, succeeds
 from support.data import ROOT
 
-from bertdata.cli import main as data_main
 from bertdata.errors import KINDS
-from bertrain.__main__ import main
 
 # ------------------------------------------------------------------------------------------------------ generated pages
 
@@ -120,5 +118,5 @@ def test_a_notebook_shows_no_path_and_has_options_that_exist(path):
     assert not re.search(r"/(tmp|home|root|work|usr)/", texts)
     source = "\n".join("".join(cell["source"]) for cell in cells).replace("\\\n", " ")
     for program, command, words in re.findall(r"^!(bertdata|bertrain) (\S+) (.*)", source, re.MULTILINE):
-        known = succeeds(data_main if program == "bertdata" else main, command, "--help").output
+        known = succeeds(PROGRAMS[program], command, "--help").output
         assert all(f" {option} " in known for option in re.findall(r"(--[a-z-]+)", words))

@@ -1,7 +1,6 @@
 """What a build, a lock and an export must not lose, and must not touch."""
 
 import fcntl
-import json
 import shutil
 import sys
 
@@ -13,7 +12,6 @@ from support.sources import stopped
 
 from bertdata import files
 from bertdata.cli import main
-from bertdata.tokenize.load import load
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "debug/main.o", "train-1.txt", "a link"])
@@ -94,11 +92,3 @@ def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_mean
         build(corpus, out, tokenizer=vocab, validation=0.5)
     assert published(out) == before != {}
     assert not (out / ".build").exists()
-
-
-def test_added_special_tokens_keep_the_names_of_the_inputs(vocab):
-    tokenizer, names = load(vocab), ["input_ids", "attention_mask"]
-    content = tokenizer.files["tokenizer.json"].decode().replace("[MASK]", "[nothing]")
-    without = type(tokenizer)(content, None, names)
-    assert without.missing_roles == ["mask"]
-    assert json.loads(without.with_special_tokens().files["tokenizer_config.json"])["model_input_names"] == names

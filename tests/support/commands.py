@@ -12,8 +12,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from bertdata.cli import main as bertdata
 from bertdata.errors import BertdataError, UsageError
+from bertrain.__main__ import main as bertrain
 
+PROGRAMS = {"bertdata": bertdata, "bertrain": bertrain}
 CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
 """click's own errors by the nearest kind of ours; the first class that fits is taken."""
 
