@@ -96,11 +96,6 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
         refused_run(dataset.path, adapted, **options, kind=kind, option=option, says="adapter")
 
 
-def test_the_parts_of_a_lora():
-    assert parse_lora("r=8,alpha=16") == (8, 16, False, "")
-    assert parse_lora("r=8,alpha=1,bits=4,target=a=b,c") == (8, 1, True, "a=b,c")
-
-
 @pytest.mark.parametrize(("library", "lora"), [("peft", "r=2,alpha=4"), ("bitsandbytes", "r=2,alpha=4,bits=4")])
 def test_a_missing_library_is_one_sentence(configs, dataset, monkeypatch, library, lora):
     monkeypatch.setitem(sys.modules, library, None)
@@ -125,13 +120,13 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     assert not torch.equal(weights_in(one)["classifier.weight"], weights_in(other)["classifier.weight"])
 
 
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_damaged_adapter_is_one_sentence(dataset, runs, tmp_path, name):
+def test_a_damaged_adapter_is_one_sentence(dataset, runs, tmp_path):
     start, adapted = runs("modernbert")
-    out = shutil.copytree(adapted, tmp_path / "run")
-    path = last_checkpoint(out) / "adapter" / name
-    content = path.read_bytes()
-    for damage in damages(content, tmp_path / "made").values():
-        path.write_bytes(damage)
-        seal(last_checkpoint(out))
-        refused_run(dataset.path, out, init=str(start), **LORA | {"steps": 5}, kind="damaged", given=str(path))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        out = shutil.copytree(adapted, tmp_path / name)
+        path = last_checkpoint(out) / "adapter" / name
+        content = path.read_bytes()
+        for damage in damages(content, tmp_path / "made").values():
+            path.write_bytes(damage)
+            seal(last_checkpoint(out))
+            refused_run(dataset.path, out, init=str(start), **LORA | {"steps": 5}, kind="damaged", given=str(path))

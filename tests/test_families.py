@@ -7,20 +7,18 @@ import torch
 from support.commands import json_of, refuses, succeeds, tuning
 from support.data import ROOT, write_labelled
 from support.disk import write
-from support.families import DECODERS, EVERY, LISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
+from support.families import DECODERS, EVERY, LISTED, SIZES, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
 from support.families import model_of as built
 from support.runs import CPU, learner, learner_of, train, train_twice
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import MaskedLMOutput
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 import bertdata
 from bertrain.__main__ import main
 from bertrain.config import Config
-from bertrain.lab import growth
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, projections_of, readable
 from bertrain.models.encoder import WHOLE_ROWS, mask_of_padding, recompute_activations
 from bertrain.models.families import FAMILIES, layers_of
-from bertrain.models.load import check_runs, load_model, new_model, start_from
+from bertrain.models.load import check_runs, load_model, start_from
 from bertrain.trainer import autocast_of, resolve_precision
 
 
@@ -93,12 +91,7 @@ def test_loss_and_gradients_are_those_of_transformers(configs, dataset, name, sa
 def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
     """As --compile on asks; with --gradient-checkpointing too."""
     torch.compiler.reset()
-
-    def configure(made):
-        if name != "modernbert":  # the second layer of the others is the same code
-            growth.shorten(made, 1)
-
-    weights = new_model(configs[name], dataset.special_tokens, length=32, seed=0, configure=configure)[0]
+    weights = built(configs[name], dataset)
     if name == "bert":
         recompute_activations(weights)
     plain = learner(weights).train()
@@ -225,30 +218,19 @@ def test_a_family_teaches_and_learns_by_each_method_or_is_refused(configs, datas
             assert 0 < loss.item() < 1e4
 
 
-class OwnConfig(PreTrainedConfig):
-    """What a program may register that has a model of its own, with no encoder that transformers knows."""
-
+class OwnConfig(BertConfig):
     model_type = "one-of-our-own"
-    hidden_size: int = 16
 
 
-class OwnForMaskedLM(PreTrainedModel):
+class OwnForMaskedLM(BertForMaskedLM):
     config_class = OwnConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.embeddings = torch.nn.Embedding(config.vocab_size, config.hidden_size)
-        self.head = torch.nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
-
-    def forward(self, input_ids, attention_mask=None):
-        return MaskedLMOutput(logits=self.head(self.embeddings(input_ids)))
 
 
 def test_a_model_of_ones_own_trains_and_resumes(dataset, tmp_path):
+    """Its classes are registered, and its family is in no table."""
     AutoConfig.register("one-of-our-own", OwnConfig)
     AutoModelForMaskedLM.register(OwnConfig, OwnForMaskedLM)
-    path = write(tmp_path / "own.json", json.dumps({"model_type": "one-of-our-own", "hidden_size": 32}))
+    path = write(tmp_path / "own.json", json.dumps(SIZES | {"model_type": "one-of-our-own"}))
     train_twice(dataset.path, tmp_path / "run", 1, model=str(path), steps=2, eval_every=0)
 
 

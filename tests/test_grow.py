@@ -112,18 +112,14 @@ def test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained(dat
 
 @pytest.mark.parametrize("optimizer", optimizers.OPTIMIZERS)
 def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
-    scales = ["embeddings=0.1", r"Wqkv|query=0.5", r"layers?\.3\.=0"]
-    weights, _ = new_model(config, SPECIAL, length=32, seed=0)
-    module = learner(weights)
-    plain = optimizers.build(learner(weights), Config.make(data="x", out="y", optimizer=optimizer))
-    made = optimizers.build(module, Config.make(data="x", out="y", optimizer=optimizer, lr_scale=scales))
-    rates = []
-    for one in (plain, made):
-        optimizers.set_learning_rate(one, 1.0)
-        rates.append({parameter: group["lr"] for group in one.param_groups for parameter in group["params"]})
+    factors = {"embeddings": 0.1, "Wqkv|query": 0.5, r"layers?\.3\.": 0}
+    module, rates = learner(new_model(config, SPECIAL, length=32, seed=0)[0]), []
+    for scales in ([], [f"{pattern}={factor}" for pattern, factor in factors.items()]):
+        made = optimizers.build(module, Config.make(data="x", out="y", optimizer=optimizer, lr_scale=scales))
+        optimizers.set_learning_rate(made, 1.0)
+        rates.append({parameter: group["lr"] for group in made.param_groups for parameter in group["params"]})
     assert rates[0].keys() == rates[1].keys()
     for name, parameter in module.named_parameters():
-        factor = 0.1 if "embeddings" in name else 0.5 if "Wqkv" in name or "query" in name else 1.0
-        factor = 0.0 if ".layers.3." in name or ".layer.3." in name else factor
+        factor = [1, *(factor for pattern, factor in factors.items() if re.search(pattern, name))][-1]
         assert rates[1][parameter] == pytest.approx(factor * rates[0][parameter])
         assert parameter.requires_grad == (factor > 0)
