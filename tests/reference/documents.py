@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from itertools import groupby
 
 
@@ -47,11 +46,6 @@ def first_invalid(data, start):
     except UnicodeDecodeError as error:
         return start + error.start
     return None
-
-
-def may_be_special(data):
-    """What the kernel may_be_special returns."""
-    return re.search(rb"\0|-NaN|Inf[ \t\r\n,\]}]", data) is not None
 
 
 def json_text(line, key):
