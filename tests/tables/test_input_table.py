@@ -54,6 +54,9 @@ NAMED_SO = {"a.txt": ".xz", "a.txt.gz": ".zst", "a.txt.gzip": ".gz", "a.jsonl.bg
 TEXTS = ["the stone", "río ﬁ水", "[MASK]\0 x"]
 ABC = pa.array(["a", "b", "c"])
 BYTES = ABC.cast(pa.binary())
+TYPED = [ABC.cast(kind) for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()))]
+TYPED += [BYTES, BYTES.cast(pa.large_binary()), BYTES.cast(pa.binary_view())]
+TYPED += [each.dictionary_encode() for each in (TYPED[0], BYTES)]
 
 
 def of(*names, column=ABC):
@@ -73,14 +76,7 @@ COLUMNS = [  # key, what is special, the table, and the error, or nothing where 
     ("text", "no column", of("n"), ("no-column", " has no column 'text', only n")),
     ("text", "numbers", of("text", column=pa.array([1, 2, 3])), ("wrong-column-type", ": column 'text' is int64, ")),
     ("text", "null type", of("text", column=pa.nulls(3)), NULL),
-    ("text", "large strings", of("text", column=ABC.cast(pa.large_string()))),
-    ("text", "view of strings", of("text", column=ABC.cast(pa.string_view()))),
-    ("text", "dictionary", of("text", column=ABC.cast(pa.dictionary(pa.int8(), pa.string())))),
-    ("text", "dictionary of large strings", of("text", column=ABC.cast(pa.large_string()).dictionary_encode())),
-    ("text", "bytes", of("text", column=BYTES)),
-    ("text", "large bytes", of("text", column=BYTES.cast(pa.large_binary()))),
-    ("text", "view of bytes", of("text", column=BYTES.cast(pa.binary_view()))),
-    ("text", "dictionary of bytes", of("text", column=BYTES.dictionary_encode())),
+    *[("text", f"of {column.type}", of("text", column=column)) for column in TYPED],
     ("d.t", "struct twice", of("d", "d", column=struct("t")), TWICE),
     ("d.t", "struct and another", pa.table([ABC, struct("t")], ["d", "d"])),
     ("d.t", "field twice", of("d", column=struct("t", "t")), TWICE),
@@ -95,7 +91,7 @@ NAMED = b'\xef\xbb\xbf"body, of it",n\r\n\r\n"a\r\nb",1\r\nc,2\r\n'
 LINES = [*(Path(__file__).parents[1] / "rows.jsonl").read_bytes().splitlines(), b'{"text": "n"\0}']
 BAD_JSON = [*(line for line in LINES if json_text(line, "text") is None), b"[" * 200_000]
 ROW_A, FACE = b'{"text": "a"}\n', "\U0001f600 \ufffd x \ufffd\ufffd"
-DEEP, TWO_KEYS = b'{"n": %b, "text": "deep"}\n' % (b"[" * 100_000 + b"]" * 100_000), b'{"text": "a", "text": "b"}'
+DEEP = b'{"n": %b, "text": "deep"}\n' % (b"[" * 100_000 + b"]" * 100_000)
 FAILED, NO_MAP = "function-failed", b'\n\n{"text": "\\"\\\\ud800\\""}'  # json:loads gives half of a pair
 LIST = b"\n [" + b'{"text": "a"},' * 9 + b'{"text": "b"}]'
 LONE = b'{"text": "\\ud83d\\ude00 \\ud83d x \\ude00\\ud83d"}'
@@ -164,13 +160,9 @@ INPUTS = [
         for ending in PACK
     ],
     ("all formats", {f"{kind}{NAME[kind][1:]}": make([kind]) for kind, make in EVERY.items()}, "", [*EVERY]),
-    # ---------------------------------------------------------------------------------------------- text of any format
-    ("text: CR LF", {"a.txt": b"a\r\n\r\nb\r\nc\r\n"}, "", ["a", "b\nc"]),
     # ---------------------------------------------------------------------------------------- directories, save_to_disk
-    ("a directory", {"d/b.txt": b"b", "d/a.txt": b"a"}, "", ["a", "b"], "2 files: 2 text; 2 bytes"),
     ("files of text among others", TREE, "", ["b", "a", "c", "d"], "4 files: 3 text, 1 jsonl; ", LEFT),
     ("saved", SAVED | {"d/cache-1.arrow": as_arrow(["x"])}, "", ["a", "c", "b", "d"], "2 files: 2 arrow; "),
-    ("saved, without", SAVED, "--exclude data-1.arrow", ["b", "d"], "1 file: 1 arrow; ", "left out 1 file: 1 not "),
     ("saved, only", SAVED, "--include data-1.arrow", ["a", "c"], "1 file: 1 arrow; ", "left out 1 file: 1 not "),
     ("saved, lost", LOST, "", Refused("not-found", "d/data-0.arrow", None)),
     *[(f"saved: {state}", saved("ab", **state), "", Refused("not-of-format", "d")) for state in BAD_STATES],
@@ -207,8 +199,6 @@ INPUTS = [
         for key, *expected in (
             ("a.m.b", ["x"], f"skipped: 2 rows that cannot be used, the first: {name}, row 2: the text is"),
             ("a.m.c", ["a", "b", "c"]),
-            ("a.m.z", Refused("empty", "had no text: 3")),
-            ("b.k.b", Refused("empty", "had no text: 3")),
             ("b", Refused("empty", "had no text: 3")),
         )
     ],
@@ -217,7 +207,6 @@ INPUTS = [
     ("arrow: a file that is piped", {"-": ARROW}, "--format arrow", Refused("not-of-format", "- is ")),
     ("parquet: compressed", {"a.parquet.gz": gzip.compress(as_parquet("a"))}, "", Refused("unsupported", "compressed")),
     ("jsonl: a piped bad row", {"-": ROW_A + b"7"}, "--format jsonl --on-error skip", ["a"], "first: -, byte 14: "),
-    ("jsonl: later", {"a.jsonl": ROW_A, "b.jsonl": b"\n\r\n \n7"}, "--on-error skip", ["a"], "b.jsonl, line 4: "),
     ("csv: a long name", {"a.csv": NAMED}, "--text-key 'body, of it'", ["a\r\nb", "c"]),
     *[
         (f"csv: {content}", {"a.csv": content}, "", Refused("not-of-format", "a.csv"))
@@ -225,9 +214,7 @@ INPUTS = [
     ],
     ("csv: no end", {"a.csv": b'text\na\n"b\nc'}, "--on-error skip", Refused("not-of-format", "a.csv, row 2: ")),
     ("csv: invalid bytes", {"a.csv": b"text\na\n\xe2\x82b\xff\n"}, "", ["a", "\ufffdb\ufffd"], "2 sequences of bytes "),
-    ("csv: invalid bytes, strict", {"a.csv": b"text\na\n\xff\n"}, "--strict", Refused("not-text", "a.csv, row 2 ")),
     ("tsv: cp1252", {"a.tsv": "n\ttext\n1\tnaïve\n".encode("cp1252")}, "--encoding cp1252", ["naïve"]),
-    ("text: cp1252", {"a.txt": b"\x8d\x8f\n"}, "--encoding cp1252", ["\ufffd\ufffd"], "2 sequences of bytes that are"),
     ("text: cp1252, strict", {"a": b"a\n\n\x81\n"}, "--encoding cp1252 --strict", Refused("not-text", "a, line 3 ")),
     *[
         (f"{name}: {encoding}", {name: PACK[name[-3:]](text.encode(encoding))}, f"--encoding {encoding}", ["naïve €5"])
@@ -248,11 +235,7 @@ INPUTS = [
     ("csv: a header of numbers, index", {"a.csv": b",0\n0,b\n"}, "--text-key 0", ["b"]),
     ("csv: a name that is a number", {"a.csv": b"2024,n\na,b\n"}, "--text-key 2024", ["a"]),
     ("csv: no such number", {"a.csv": b"a,b\n"}, "--text-key 2", Refused("no-column", "only a, b; name ", "text_key")),
-    ("csv: bad first", {"a.csv": b'"a"b\n"c"\n'}, "--text-key 0 --on-error skip", ["c"], "a.csv, row 1: quotation "),
-    ("csv: many digits", {"a.csv": b"a\nb\n"}, f"--text-key {'1' * 5000}", Refused("no-column", "only a", "text_key")),
-    ("csv: short row", {"a.csv": b"a,b\nc\n"}, "--text-key 0", Refused("bad-row", "a.csv, row 2: the row ")),
     ("jsonl: lone surrogates", {"a.jsonl.gz": gzip.compress(ROW_A + LONE)}, "", ["a", FACE], "gz, line 2; --strict"),
-    ("jsonl: lone, piped", {"-": LONE}, "--format jsonl", [FACE], "the first at -, byte 0; --strict fails instead\n"),
     ("jsonl: lone, --map", {"a.jsonl": LONE}, "--map bertdata.prepare:nfc", [FACE], "3 lone surrogates or "),
     *[
         (name, {"a.jsonl": NO_MAP}, f"--map {name} --on-error skip", Refused(kind, ", line 3: ", "map"))
@@ -262,9 +245,7 @@ INPUTS = [
     ("jsonl: byte first, bad row", {"a.jsonl": b'{"text": "\xff"}\n7'}, "--strict", Refused("not-text", "line 1 has ")),
     ("jsonl: bad row, byte", {"a.jsonl": b'7\n{"text": "\xff"}'}, "--strict", Refused("bad-row", "line 1: ")),
     ("jsonl: another key", {"a.jsonl": b'{"text": "a", "b": "\\ud83d"}\n'}, "--strict", ["a"]),
-    ("jsonl: both", {"a.jsonl": b'{"text": "\xff\\ud83d"}\n'}, "", ["\ufffd\ufffd"], "2 lone "),
     ("jsonl: any depth", {"a.jsonl": ROW_A + DEEP}, "", ["a", "deep"]),
-    ("jsonl: any depth, beside a key that is there twice", {"a.jsonl": DEEP + TWO_KEYS}, "", ["deep", "b"]),
     *[
         (f"json: an array, {name}{options}", {name: content}, options, Refused("not-of-format", f"{name} "))
         for name, content in {"a.json": LIST, "a.json.gz": gzip.compress(LIST.replace(b"[", b"[\r\n"))}.items()
@@ -276,17 +257,10 @@ INPUTS = [
         for name, ending in [*product(("a", "-"), COMPRESSED), *NAMED_SO.items()]
     ],
     ("zstd with windows of 2^27, among frames with none", {"a.zst": FRAMES}, "", ["a", "bc"]),
-    ("the same, piped", {"-": FRAMES}, "", ["a", "bc"]),
     ("zstd with a large window", {"a.zst": zstd_frame(b"a", 28)}, "", Refused("unsupported", "a larger window", None)),
     ("xz: padding", {"a.xz": PACK[".xz"](b"a\n") + bytes(8) + PACK[".xz"](b"\nb") + bytes(8)}, "", ["a", "b"]),
-    ("zstd that ends in a block", {"a.zst": zstd_frame(b"abc", 27)[:-1]}, "", Refused("cut-short", "Truncated", None)),
     ("zeros behind gzip", {"a.gz": PACK[".gz"](b"a") + bytes(9)}, "", Refused("cut-short", "other bytes", None)),
-    ("plain text with the name of gzip", {"a.gz": b"a" * 99}, "", Refused("cut-short", "correct its name", None)),
     ("a zstd dictionary", {"a.zst": DICTIONARY}, "", Refused("unsupported", "needs a dictionary", None)),
-    *[
-        (f"text that begins as {text[:4]}", {"a.txt": text.encode()}, "", [text])
-        for text in ("BZh9 is a name", "PAR1 is a name", f"{257 * 'a'}ustar is a name")
-    ],
     *[
         (f"{what}, not compressed text", {"a": content}, "", Refused("not-text", what))
         for what, content in (
@@ -305,12 +279,8 @@ INPUTS = [
         for ending in ("", ".gz")
         for how in (["", "--documents line", "--documents file"] if kind == "text" else [""])
     ],
-    ("text: two marks", {"a.txt": MARK + b"a", "b.txt": MARK + b"\n\na"}, "--dedup", ["a"], "an earlier one"),
     ("text: a mark and UTF-16", {"a.txt": "\ufeffa".encode("utf-16-le")}, "--encoding utf-16-le", ["a"]),
     ("text: CR", {"a.txt": b"a\r\rb"}, "", ["a\r\rb"], "a.txt: lines end with CR alone"),
-    ("text: CR, gzip", {"a.gz": PACK[".gz"](b"a\rb\r")}, "--documents file", ["a\rb\r"], "lines end with CR alone"),
-    ("text: CR in lines", {"a.txt": b"1 %\r2 %\nend\n"}, "--documents line", ["1 %\r2 %", "end"]),
-    ("text: a mark inside", {"a.txt": b"a" + MARK + b"b"}, "", ["a\ufeffb"]),
 ]
 
 
