@@ -16,7 +16,6 @@ CONSTANTS = {
     "sample_bytes": "bertdata.write.vocabulary.SAMPLE_BYTES",
     "stretch_bytes": "bertdata.write.vocabulary._STRETCH_BYTES",
     "hashes_together": "bertdata.write.duplicates._TOGETHER",
-    "most_units": "bertdata.write.dataset.MOST_UNITS",
     "most_listed": "bertdata.format.manifest.MOST_LISTED",
     "record_bytes": "bertdata.format.records.LARGEST_RECORD",
     "verified_together": "bertdata.format.verify._PIECE",
