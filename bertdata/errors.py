@@ -25,36 +25,36 @@ from typing import Any, SupportsFloat
 KINDS = {
     # options and arguments
     "missing": "Something that the command needs was not given. Give it.",
-    "unknown": "A name is none of the known ones. Give one of those that the message lists.",
+    "unknown": "A name is unknown. Give one of those that the message lists.",
     "out-of-range": "A number is too small or too large. Give one within the bounds.",
     "malformed": "A value is not written as its option expects. Write it like the example in the message.",
     "conflict": "Two options exclude each other. Leave one of them out.",
     "needs-option": "An option needs another one. Give that too, or leave the option out.",
     "unsupported": "The model, tokenizer or data cannot do what an option asks. Leave the option out, or give others.",
     "no-match": "A pattern or a name selects nothing. Correct it, or leave it out.",
-    "too-long": "Rows are longer than a limit. Give a smaller --length, or another model.",
+    "too-long": "Rows are longer than a limit. Give a smaller --length, or a different model.",
     "not-installed": "A package is missing. Install it with the command in the message.",
     "bad-url": "A URL cannot be used here. Correct it, or give a path.",
     "bad-function": "A function of your own cannot be imported, or does not give what it must. Correct it.",
     "function-failed": "A function of your own raised an exception. Correct the function or the text.",
     "bad-entry": "An entry that you added to a table does not do what docs/extending.md asks. Correct it.",
     # outputs
-    "out-exists": "Something is in the way of the output. Give another --out, or remove what is there.",
+    "out-exists": "The output already exists. Give a different --out, or remove it.",
     "unwritable": "A file cannot be written. Make room or correct the permissions, and run it again with that --out.",
-    "busy": "Another process writes there. Wait for it, or give another --out.",
-    "unfinished": "Work that was begun there is not finished. Run the command that began it again.",
-    "other-settings": "What is there was made with other settings. Give the same ones, or another --out.",
+    "busy": "Another process writes there. Wait for it, or give a different --out.",
+    "unfinished": "A build there is not finished. Run its command again.",
+    "other-settings": "The existing output was made with other settings. Give the same settings, or a different --out.",
     "parts-missing": "Parts of a build are missing. Make them as the message says.",
     # inputs
     "not-found": "A file or directory does not exist. Check the name.",
     "wrong-file-type": "A directory, a link or a device is where a file is needed, or the reverse. Replace it.",
     "unreadable": "The system cannot read a file. The message has its reason.",
-    "empty": "There is nothing to work on. Give files with contents.",
+    "empty": "The input is empty. Give files with contents.",
     "not-text": "Bytes are not text in the encoding. Name the encoding, or correct the file.",
     "cut-short": "A file is not complete. Get it again.",
-    "bad-row": "A row or line does not have what it must have. Correct the row, or leave it out.",
-    "no-column": "A file has no such column or key. Name another.",
-    "wrong-column-type": "A column holds values of another type than is needed. Name another.",
+    "bad-row": "A row or line is invalid. Correct the row, or leave it out.",
+    "no-column": "A file has no such column or key. Name a different one.",
+    "wrong-column-type": "A column has the wrong type. Name a different one.",
     "too-large": "A document or a file is larger than a limit. Split it.",
     "unknown-format": "The format of a file is not known from its name. Name it with an option.",
     "not-of-format": "A file does not follow the rules of its format. Write it again with the program that made it.",
@@ -67,14 +67,14 @@ KINDS = {
     "no-split": "A dataset has no such split. Give one that it has, or build with a share for it.",
     "not-stored": "A dataset does not store what an option needs. Build it again with the option in the message.",
     "replaced": "A dataset was replaced while it was open. Open it again.",
-    "other-version": "Another version wrote a file. Read it with that version, or make it again.",
-    "other-dataset": "This belongs to another dataset. Give the one that it was made from.",
+    "other-version": "A different version wrote the file. Read it with that version, or make it again.",
+    "other-dataset": "This belongs to a different dataset. Give the one that it was made from.",
     "other-stream": "A state or a cache belongs to other rows. Give the options that it was made with.",
     "too-many-files": "The system allows too few open files. Raise its limits, or make larger shards.",
     # tokenizers
     "tokenizer-not-found": "There is no tokenizer of this name. Give a file, a directory, or a name on the hub.",
-    "tokenizer-unreadable": "A file cannot be read as a tokenizer. Give another.",
-    "tokenizer-lacks-token": "A tokenizer has no special token that is needed. Add it, or give another tokenizer.",
+    "tokenizer-unreadable": "A file cannot be read as a tokenizer. Give a different one.",
+    "tokenizer-lacks-token": "A tokenizer has no special token that is needed. Add it, or give a different tokenizer.",
     "tokenizer-differs": "Two parts were made with different tokenizers. Give parts that fit.",
     "tokenizer-failed": "A tokenizer cannot encode a text. Change the text.",
     # servers and clusters
@@ -87,7 +87,7 @@ KINDS = {
     "model-unreadable": "A model cannot be made or loaded. The message has the reason.",
     "weights-missing": "A checkpoint lacks weights. Give one that is complete.",
     "not-a-run": "A directory is not a run, a checkpoint or a result. Give one that a command of bertrain wrote.",
-    "too-short-to-mask": "Nothing of a row is predicted. Give longer rows, or a larger share of masks.",
+    "too-short-to-mask": "No token of a row is predicted. Give longer rows, or a larger share of masks.",
     "nothing-to-train": "All parameters are frozen. Leave some to train.",
     "not-finite": "A loss is not a finite number. Lower the learning rate, and run again.",
 }
@@ -228,5 +228,5 @@ def refused(file: object, kind: str, what: str) -> InputError:
 
 def unreadable(path: object, error: OSError) -> DatasetError:
     """Return the error for a file of a dataset that the system cannot read."""
-    sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
+    sentence = f"{path} cannot be read: {error.strerror}; run the same command again when it can be read"
     return DatasetError(sentence, "unreadable", given=path)

@@ -274,7 +274,7 @@ def _first_complete(paths: Sequence[Path], option: str) -> tuple[Path | None, li
             return path, warnings
         warnings.append(f"checkpoint {path} is damaged: {fault}")
     if warnings:
-        sentence = f"{warnings[0]}, and no older one is complete; remove the damaged ones, or give another directory"
+        sentence = f"{warnings[0]}, and no older one is complete; remove the damaged ones, or give a new directory"
         raise DatasetError(sentence, "damaged", option=option, given=str(paths[0]))
     return None, []
 

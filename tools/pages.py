@@ -186,9 +186,9 @@ def use_report(page: Page, name: str) -> None:
 
 
 def use_packed(page: Page, name: str) -> None:
-    """The page of long packed rows: their number is known for one length, and their first places are shown."""
+    """The page of long packed rows: their number is known for one length, and their first positions are shown."""
     require(page.locator("#calculator [name=row_length]").is_disabled(), f"{name}: a length may be given")
-    require("first 512 places" in page.inner_text("#samples-text"), f"{name}: the rest of a row is not said")
+    require("first 512 positions" in page.inner_text("#samples-text"), f"{name}: the rest of a row is not said")
 
 
 def use_close(page: Page, name: str) -> None:

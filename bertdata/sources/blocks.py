@@ -89,7 +89,7 @@ class Source(ABC):
             raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
         if first:
             name, where = "UTF-8" if form.encoding == UTF_8 else form.encoding, self.invalid_place(first[1])
-            sentence = f"{where} is not valid {name}; correct it, name another --encoding, or build without --strict"
+            sentence = f"{where} is not valid {name}; correct it, change --encoding, or build without --strict"
             if self.kind == "jsonl":
                 sentence = f"{where} has a lone surrogate or invalid bytes; correct it, or build without --strict"
             raise InputError(sentence, "not-text", option="inputs", given=self.file.name)

@@ -109,7 +109,7 @@ def format_of(name: str) -> str:
         return "megatron"
     format = "rows" if path.is_dir() else _FORMAT_OF.get(extension_of(name))
     if format is None:
-        raise refused(name, "unknown-format", " is not .idx, .bin, .parquet or .arrow; say what it is with --format")
+        raise refused(name, "unknown-format", " is not .idx, .bin, .parquet or .arrow; give its --format")
     return format
 
 
@@ -246,7 +246,7 @@ def _open_megatron(name: str) -> IdsFile:
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))  # in ids
     are_sequences = lengths.min(initial=0) >= 0 and (pointers == starts[:-1] * dtype.itemsize).all()
     if not are_sequences or [*documents[:1], *documents[-1:]] != [0, num_sequences] or (np.diff(documents) < 0).any():
-        raise refused(index, "not-of-format", ": sequences or documents do not follow each other; write it again")
+        raise refused(index, "not-of-format", ": sequences or documents are not contiguous; write it again")
     if data.size != (expected := int(starts[-1]) * dtype.itemsize):
         raise refused(data, "cut-short", f" has {data.size:,} bytes, not the {expected:,} of its .idx; get both again")
     ids, has_sentences = FileArray(data, dtype, int(starts[-1])), bool((np.diff(documents) > 1).any())

@@ -206,7 +206,7 @@ class TableFile(Source):
                     self._require_end(f"row {number + 1}" if is_row else "header", str(error))
                     if not is_row:
                         break
-                    why = BadRow(f"quotation marks are not where CSV has them ({error})")
+                    why = BadRow(f"quotation marks are misplaced for CSV ({error})")
                 number += 1
                 texts.append(text)
                 reasons |= {number: why} if why else {}
@@ -223,7 +223,7 @@ class TableFile(Source):
     def _require_end(self, place: str, error: str) -> None:
         """Raise InputError for an error of csv after which it cannot continue."""
         if error == "unexpected end of data":
-            what = f", {place}: a quotation mark begins a field, and none ends it; write the file as CSV again"
+            what = f", {place}: a quotation mark opens a field, and is never closed; write the file as CSV again"
             raise refused(self.file, "not-of-format", what) from None
         if error.startswith("field larger"):
             most = f"{formats.LONGEST_ROW >> 20} Mi characters"
@@ -370,7 +370,7 @@ def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
     kind, types = found[0][0], pa.types
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary", "null"):
-        sentence = f"{file}: column {key!r} is {kind}, not a string; give another --text-key, or --on-error skip"
+        sentence = f"{file}: column {key!r} is {kind}, not a string; give a different --text-key, or --on-error skip"
         return skipped(form, InputError(sentence, "wrong-column-type", option="text_key", given=key))
     return None
 

@@ -139,7 +139,7 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
     vocabulary = dict[str, int]()
     for number, token in enumerate(lines):
         if (first := vocabulary.setdefault(token, number)) != number:
-            sentence = f"line {number + 1} has the token {token!r} of line {first + 1}; give every line another token"
+            sentence = f"line {number + 1} has the token {token!r} of line {first + 1}; give each line its own token"
             raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
     lower = beside.flag("do_lower_case")
     if lower is None:  # a cased vocabulary has capital letters in tokens that are not special

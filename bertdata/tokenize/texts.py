@@ -168,7 +168,7 @@ def _bytes_of(text: Any, number: int) -> bytes:
         try:
             return text.encode()
         except UnicodeEncodeError:
-            problem = "has half of a surrogate pair, which is no character"
+            problem = "has half of a surrogate pair, which is not a character"
     else:
         problem = f"is a {type(text).__name__}"
     sentence = f"text {number} {problem}; give texts as str, or as bytes in UTF-8"
@@ -190,7 +190,7 @@ def _arrow_parts(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     kind = {"string": np.int32, "large_string": np.int64}.get(str(array.type))
     if kind is None or array.null_count:
-        problem = f"{array.null_count} values that are null" if array.null_count else f"the type {array.type}"
+        problem = f"{array.null_count} null values" if array.null_count else f"the type {array.type}"
         sentence = f"texts is a pyarrow array with {problem}; give one of strings, none of them null"
         raise UsageError(sentence, "wrong-column-type", option="texts", given=str(array.type))
     _, bounds, values = array.buffers()

@@ -323,5 +323,5 @@ def _require_new(paths: Sequence[Path]) -> None:
                 path.unlink()
         fsync_directory(paths[0].parent)
     if existing := next((path for path in paths if path.exists()), None):
-        sentence = f"{existing} exists already; remove it, or give another --out"
+        sentence = f"{existing} exists already; remove it, or give a different --out"
         raise BuildError(sentence, "out-exists", option="out", given=str(existing))

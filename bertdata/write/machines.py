@@ -260,7 +260,7 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
             only_here: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
             ray.init(where, log_to_driver=False, logging_level=logging.CRITICAL, **only_here)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        sentence = f"{where} is no Ray cluster to join ({_reason(error)}); run ray start, or give another address"
+        sentence = f"{where} is no Ray cluster to join ({_reason(error)}); run ray start, or give a different address"
         raise BuildError(sentence, "cluster-failed", option="ray", given=where) from None
     try:
         say(f"Ray cluster at {ray.get_runtime_context().gcs_address}: {counted(_cpus(), 'CPU')}")

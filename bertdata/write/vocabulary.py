@@ -153,7 +153,7 @@ def _require_new(directory: Path, config: bytes | None = None) -> None:
     held = [name for name in (*FILES, MANIFEST) if (directory / name).exists()]
     is_left = held == [TOKENIZER_CONFIG] and config in (None, (directory / TOKENIZER_CONFIG).read_bytes())
     if held and not is_left:
-        sentence = f"{directory} already holds a tokenizer; give another --out"
+        sentence = f"{directory} already holds a tokenizer; give a different --out"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
 

@@ -39,7 +39,7 @@ def write(path: Path, num_bytes: int) -> tuple[int, int]:
         chosen.append(encoded)
         size += len(encoded) + 2
     if not chosen:
-        sentence = "the installed packages have no docstrings to make the text of; build your own text"
+        sentence = "the installed packages have no docstrings to build a text from; build your own text"
         raise InputError(sentence, "empty")
     write_file(path, b"\n\n".join(chosen) + b"\n")
     return len(chosen), size

@@ -67,7 +67,7 @@ def _draw(runs: tuple[str, ...], out: str) -> None:
         with naming(Path(out)):
             figure.savefig(out, dpi=100)
     except ValueError:
-        sentence = f"--out {out} is not a kind of picture; give a name that ends in .png"
+        sentence = f"--out {out} has no file extension of a picture; give a name that ends in .png"
         raise UsageError(sentence, "unknown-format", option="out", given=out) from None
     click.echo(out)
 

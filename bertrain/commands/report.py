@@ -87,7 +87,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     log, num_invalid = entries(path)
     steps = [_timed(entry) for entry in log if "lr" in entry]
     if not steps:
-        sentence = f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps"
+        sentence = f"{path} has no entry of a step in log.jsonl yet; plot it after the first --log-every steps"
         raise UsageError(sentence, "empty", option="runs", given=str(path))
     about = _about(path)
     resolved, clock, last = about.get("resolved", {}), about.get("clock", {}), steps[-1]

@@ -126,11 +126,11 @@ def _targets(model: PreTrainedModel, pattern: str, in_full: Sequence[str]) -> li
     targets = [name for name, each in maps.items() if (re.search(pattern, name) if pattern else each in inside)]
     if not targets:
         some = f"{len(maps)} linear maps of the {model.config.model_type}, such as {next(iter(maps), '-')}"
-        sentence = f"--lora: target={pattern} matches none of the {some}; give another pattern"
+        sentence = f"--lora: target={pattern} matches none of the {some}; give a different pattern"
         raise UsageError(sentence, "no-match", option="lora", given=pattern)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     if tied := [name for name in targets if maps[name].weight in embeddings]:
-        sentence = f"--lora: target={pattern} matches {tied[0]}, which shares the embeddings; give another pattern"
+        sentence = f"--lora: target={pattern} matches {tied[0]}, which shares the embeddings; give a different pattern"
         raise UsageError(sentence, "conflict", option="lora", given=pattern)
     return targets
 
@@ -210,7 +210,7 @@ def read(model: PreTrainedModel, directory: Path) -> None:
 
 
 def _damaged(path: Path) -> DatasetError:
-    sentence = f"{path} is damaged, or was not trained on these weights; give another --out"
+    sentence = f"{path} is damaged, or was not trained on these weights; give a different --out"
     return DatasetError(sentence, "damaged", given=str(path))
 
 

@@ -145,7 +145,7 @@ def alone(ranks: World, out: str, suite: str | None = None) -> Iterator[None]:
             before = json.loads(Path(out, RESULT).read_bytes()).get("suite")
         if before != suite:
             sentence = f"--out {out} holds results of bertrain {f'suite {before}' if before else 'finetune'}"
-            raise UsageError(f"{sentence}; give another --out", "out-exists", option="out", given=out)
+            raise UsageError(f"{sentence}; give a different --out", "out-exists", option="out", given=out)
 
     with contextlib.ExitStack() as stack:
         ranks.on_first(enter)

@@ -70,7 +70,7 @@ def shorten(config: PreTrainedConfig, layers: int) -> None:
     try:
         config.num_hidden_layers = layers
     except NotImplementedError:
-        sentence = f"{config.model_type} cannot have another number of layers; leave layers out of the phases"
+        sentence = f"{config.model_type} cannot have a different number of layers; leave layers out of the phases"
         raise UsageError(sentence, "unsupported", option="layers") from None
     if kinds:
         config.layer_types = list(kinds[:layers])
@@ -97,7 +97,7 @@ def check_depths(full: PreTrainedModel, depths: Sequence[int | None], first: Pre
     number = len(layers_of(full))
     numbers = [depth or number for depth in depths]
     if numbers != sorted(numbers) or numbers[-1] != number:
-        sentence = f"the phases have {numbers} layers, and --model {number}; give numbers that rise, and none last"
+        sentence = f"the phases have {numbers} layers, --model {number}; give rising numbers, none in the last phase"
         raise UsageError(sentence, "out-of-range", option="layers", given=numbers)
 
 

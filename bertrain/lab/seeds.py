@@ -156,5 +156,5 @@ def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
         if Path(wanted[name]).is_dir() and before.get(content) == wanted.get(content):
             before = before | {name: wanted[name]}  # the same checkpoint under a different path
         if differing := differences(before, wanted):
-            sentence = f"{directory} was trained differently (old → new): {differing}; give the same, or another --out"
+            sentence = f"{directory} was trained differently (old → new): {differing}; give the same, or a new --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out))

@@ -102,7 +102,7 @@ def begin(directory: Path, header: dict[str, Any]) -> list[int]:
     Raises UsageError, which names both values, if the directory has units or a cache with a different header.
     """
     if (old := begun(directory)) and (differing := differences(_flat(old), _flat(header))):
-        sentence = f"{directory} holds another cache (old → new): {differing}; give the same options, or another --out"
+        sentence = f"{directory} has a different cache (old → new): {differing}; give its options, or a new --out"
         raise UsageError(sentence, "other-settings", option="out", given=directory)
     if (directory / CACHE).exists():
         (directory / PLAN).unlink(missing_ok=True)  # left by a killed process

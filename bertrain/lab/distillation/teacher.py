@@ -90,7 +90,7 @@ def _student(options: Asked) -> Config:
     """Return the options of the student's rows. Raises UsageError if the phases of a recipe have different rows."""
     recipe = read_options(file_of(options.recipe)) if options.recipe else {}
     if any(phase.keys() & {*OF_ROWS} for phase in recipe.get("phase", ())):
-        sentence = f"--recipe {options.recipe} changes its rows along the run, and a cache cannot; give another"
+        sentence = f"--recipe {options.recipe} changes its rows along the run, and a cache cannot; give a different one"
         raise UsageError(sentence, "conflict", option="recipe", given=options.recipe)
     given = vars(options)
     values = {name: recipe[name] for name in OF_ROWS if name in recipe}
@@ -237,7 +237,7 @@ def main(*, yes: bool, **flags: Any) -> None:
 
         def lock() -> None:
             if (out / "manifest.json").exists():
-                sentence = f"--out {out} holds a dataset; give another directory"
+                sentence = f"--out {out} holds a dataset; give a different directory"
                 raise UsageError(sentence, "out-exists", option="out", given=str(out))
             stack.enter_context(checkpoint.lock(out))
 

@@ -166,7 +166,7 @@ class Measurements:
             except (FileNotFoundError, ValueError, TypeError, RecursionError):
                 raise DatasetError(f"{out / SETTINGS} is damaged; give a new --out", "damaged", option="out") from None
             if listed := differences(before, settings):
-                sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give another --out"
+                sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give a different --out"
                 raise UsageError(sentence, "other-settings", option="out", given=str(out))
             for line in self._path.read_text(errors="replace").splitlines():
                 # a crash may cut off a line, and a power cut may damage it
@@ -249,7 +249,7 @@ def main(*, as_json: bool, **flags: Any) -> None:
             smallest = latency(space[0])
             result = search(space, latency, loss, options, limit)
             if not result:
-                sentence = f"no sub-network was as fast as {limit:g} ms; the smallest has {smallest:.3g} ms: give more"
+                sentence = f"no sub-network was as fast as {limit:g} ms; the smallest takes {smallest:.3g}; give more"
                 raise UsageError(sentence, "out-of-range", option="latency", given=limit)
             entries = [known.entries[sizes] for sizes in result]
             best = sorted(entries, key=lambda entry: entry["loss"])

@@ -85,12 +85,12 @@ class Space:
         self.values = [ranges.get(name, range(size, size + 1)) for name, size in full._asdict().items()]
         """The numbers of each of the four sizes, ascending."""
         if tuple(values[-1] for values in self.values) != full:
-            sentence = f"--elastic {text}: each size must end with that of the model, {full}; write it so"
+            sentence = f"--elastic {text}: each range must end at the size of the model, {full}; write it that way"
             raise UsageError(sentence, "out-of-range", option="elastic", given=text)
         self._layers, widths, heads, self._inner = self.values
         self._pairs = [(width, number) for width in widths for number in heads if _heads_fit(config, width, number)]
         if missing := set(widths) - {width for width, _ in self._pairs}:
-            sentence = f"--elastic {text}: width {min(missing)} fits none of the heads, as {RULE}; name others"
+            sentence = f"--elastic {text}: width {min(missing)} fits none of the heads, as {RULE}; give other sizes"
             raise UsageError(sentence, "conflict", option="elastic", given=text)
 
     def __len__(self) -> int:

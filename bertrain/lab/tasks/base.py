@@ -78,7 +78,7 @@ def _naming(place: str, kind: str, expected: str) -> Iterator[None]:
     except UsageError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        sentence = f"{place} does not fit --task: {expected}; correct it, or give other columns or another --task"
+        sentence = f"{place} does not fit --task: {expected}; correct it, or give other columns or a different --task"
         raise UsageError(sentence, kind) from None
 
 

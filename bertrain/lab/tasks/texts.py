@@ -84,7 +84,7 @@ class Regression(_Texts):
             if abs(number := float(example.label)) <= LARGEST:  # false for NaN
                 return number
         sentence = f"{example.place}: --task regression needs labels from -1e18 to 1e18, not {example.label!r}"
-        raise UsageError(f"{sentence}; correct it, or give another --task", "bad-row")
+        raise UsageError(f"{sentence}; correct it, or give a different --task", "bad-row")
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.mse_loss(logits.squeeze(-1), labels)
