@@ -201,20 +201,6 @@ def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
 # ------------------------------------------------------------------------------------------ digests right, rules broken
 
 
-def test_no_other_name_leaves_the_directory(sound):
-    secret = sound.parent / "secret.npy"
-    secret.write_bytes(b"secret")
-    manifest = unsealed(sound / "manifest.json")
-    seal_manifest(sound, manifest | {"tokenizer": {"../secret.npy": sha256(b"secret")}})
-    with refuses("damaged"):
-        verify(sound)
-    seal_manifest(sound, manifest)
-    (sound / "train-00000.").mkdir()
-    put_array(sound, "/../../secret", b"secret", dtype="<u2", length=1)
-    with refuses("damaged"):
-        verify(sound)
-
-
 def test_arrays_of_unknown_names_are_ignored_but_verified(sound):
     put_array(sound, "languages", header("<u2", 1) + b"\1\0", dtype="<u2", length=1)
     assert verify(sound) == []
@@ -224,10 +210,6 @@ def test_arrays_of_unknown_names_are_ignored_but_verified(sound):
     assert use(sound)
     path.unlink()
     assert use(sound)
-    put_array(sound, "languages", b"", dtype="<z4", length=1)  # which numpy does not know
-    for read in (bertdata.open, verify):
-        with refuses("damaged", given=sound / "manifest.json"):
-            read(sound)
 
 
 CONTENT_FAULTS = {  # what is wrong → tokens, document ends, sentence ends; the array and the numbers that are named
@@ -277,16 +259,15 @@ def test_words_that_break_a_rule_are_named(sound, limit, piece):
         assert faults == [[number] for number in numbers], bits
 
 
-FORMS = [(b"(7,), }", b"(7,),} "), (b"'<u2'", b"'>u2'"), (b"False", b"True "), (b"\x01\x00v", b"\x02\x00v")]
-FORMS.append((b"\x14\0\3\0", b"\x14\0\3\0\0"))  # a byte behind the last token
+FORMS = {  # array → bytes of its file, and others in their place
+    "tokens": [(b"(7,), }", b"(7,),} "), (b"'<u2'", b"'>u2'"), (b"False", b"True "), (b"\x01\x00v", b"\x02\x00v")],
+    "documents": [(b"\n\0", b"\n\1"), (b"\7\0\0\0", b"\7\0\0\0\0")],  # the first offset; a byte behind the last
+    "sentences": [(b"\n\0", b"\n\1")],
+}
 
 
-@pytest.mark.parametrize(
-    ("array", "old", "new"),
-    [*(("tokens", *form) for form in FORMS), ("documents", b"\n\0", b"\n\1"), ("sentences", b"\n\0", b"\n\1")],
-)
+@pytest.mark.parametrize(("array", "old", "new"), [(array, *form) for array in FORMS for form in FORMS[array]])
 def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, array, old, new):
-    """The last two: the first offset is above zero."""
     path = sound / f"train-00000.{array}.npy"
     assert old in path.read_bytes()
     put_array(sound, array, path.read_bytes().replace(old, new, 1))
@@ -299,11 +280,10 @@ def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, array, ol
 def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token):
     dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, token, 12, 13, 3], [6], None)], dtype=dtype))
     for masking in (None, bertdata.Masking()):
-        refused = 0
+        loader, refused = Loader(dataset, length=3, global_batch_size=1, masking=masking), 0
         for position in range(6):
             try:
-                batch = Loader(dataset, length=3, global_batch_size=1, masking=masking).read(np.array([position]))
-                assert batch.input_ids.max() < 300
+                assert loader.read(np.array([position])).input_ids.max() < 300
             except DatasetError as error:
                 refused += (error.kind, error.given) == ("damaged", dataset.path)
         assert refused == 1
@@ -341,12 +321,15 @@ def test_records_with_any_member_exchanged_are_refused_or_harmless(sound):
 
 
 NAMES = ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"]
-SHARD = ("splits", "train", 0)
+SHARD, ARRAY = ("splits", "train", 0), {"dtype": "<u2", "length": 1, "sha256": "0" * 64}
 WRONG = [  # a member of a manifest that lists two shards, and values that contradict the rest
     ((*SHARD, "name"), NAMES),
     ((*SHARD, "num_sentences"), [None]),
     ((*SHARD, "num_documents"), [0, 3]),
     ((*SHARD, "num_tokens"), [6]),
+    ((*SHARD, "arrays", "languages"), [ARRAY | {"dtype": "<z4"}]),  # which numpy does not know
+    ((*SHARD, "arrays", "/../../x"), [ARRAY]),
+    (("tokenizer",), [{"../x": ARRAY["sha256"]}]),
     (("special_tokens", "mask"), [300]),
     (("special_ids", 4), [300]),
     (("token_dtype",), ["<u4"]),
@@ -405,14 +388,9 @@ def test_special_ids_that_are_not_those_of_the_tokenizer_are_named(dataset, mani
 def test_settings_and_counts_of_any_kind_give_a_sentence_or_facts(dataset, manifest, tmp_path, member):
     copy = shutil.copytree(dataset.path, tmp_path / "copy")
     names = [*manifest[member], "map", "dtype", "imported"]
-    values = [manifest[member] | {name: junk} for name in names for junk in (-5, "x", [5], {"a": "b"}, None)]
-    for number, value in enumerate((5, [], {}, {"imported": "x"}, *values)):
+    for value in (*JUNK, *(manifest[member] | {name: junk} for name in names for junk in JUNK[::3])):
         seal_manifest(copy, manifest | {member: value})
-        for command in (["inspect", copy], ["export", copy, "--out", tmp_path / str(number)]):
-            assert invoke(main, *command).exit_code in (0, 1)
-    seal_manifest(copy, manifest | {member: 5})
-    with refuses("damaged"):
-        bertdata.open(copy)
+        assert invoke(main, "inspect", copy).exit_code in (0, 1)
 
 
 def test_of_many_small_shards_evenly_spaced_tokens_are_counted(tmp_path):
@@ -475,7 +453,6 @@ def test_what_is_read_of_tables_is_what_is_read_of_the_list(dataset, kept, tmp_p
     opened = bertdata.open(kept.path.name)
     monkeypatch.chdir(tmp_path)
     assert [each.tolist() for each in opened] == [each.tolist() for each in dataset]
-    assert opened[-1].tolist() == dataset[-1].tolist()
     for sample in (100, 10_000_000):
         ours, theirs = (each.token_counts("train", sample_tokens=sample) for each in (opened, dataset))
         assert ours.tolist() == theirs.tolist()
