@@ -245,35 +245,22 @@ def test_an_import_that_was_stopped_ends_in_the_same_documents(vocab, files, is_
         assert contents(out) == contents(import_ids(inputs, Path(name, "whole"), **options).path)
 
 
-def test_rows_of_parquet_are_decoded_a_block_at_a_time(tmp_path, vocab, limit):
-    """Rows of 128 KiB, and all of them in one row group, whose bytes are not held either."""
-    limit(block_ids=1 << 15)
-    ids = np.arange(1 << 22, dtype="<i4") * 7919 % 82
-    offsets, before, most = np.arange(0, ids.size + 1, 1 << 15, dtype="<i4"), pa.total_allocated_bytes(), []
-    pq.write_table(pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)}), tmp_path / "rows.parquet")
-    measure = lambda *done: most.append(pa.total_allocated_bytes() - before)  # noqa: E731
-    import_ids(tmp_path / "rows.parquet", tmp_path / "out", tokenizer=vocab, progress=measure)
-    assert 0 < max(most) < 0.75 * ids.nbytes
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "int32"])
-def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
+def test_the_hash_of_the_ids_decides_the_split(tmp_path, take):
     """Whatever the dtype of the input is, and where the document is. With several splits none without ids is kept."""
     documents = [[5 + n % 70, 5 + n // 7 % 70, *[6] * (n % 5), SEP] for n in range(120)]
-    if dtype == "int32":
-        documents.reverse()
-    write_all(tmp_path, megatron(each_one_sequence([[], *documents, []]), dtype))
     shares = {"validation": 0.2, "test": 0.1, "shard_size": 300}
-    dataset = import_ids(tmp_path / "a.bin", tmp_path / "out", tokenizer=vocab, **shares)
-    splits = {"train": [], "validation": [], "test": []}
-    for document in documents:
-        splits[keys.split(reference.packed(document, "uint16"), validation=0.2, test=0.1)].append(document)
-    assert all(splits.values())
-    assert stored(dataset) == [*splits["train"], *splits["validation"], *splits["test"]]
-    assert stored(import_ids(iter(documents), tmp_path / "given", tokenizer=vocab, **shares)) == stored(dataset)
-    assert dataset.manifest.counts["dropped_documents"] == 2
-    assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split)
-    assert faults_of(dataset.path) == []
+    for dtype, some in (("uint16", documents), ("int32", documents[::-1])):
+        write_all(tmp_path, megatron(each_one_sequence([[], *some, []]), dtype))
+        dataset = take(tmp_path / "a.bin", dtype, **shares)
+        splits = {"train": [], "validation": [], "test": []}
+        for document in some:
+            splits[keys.split(reference.packed(document, "uint16"), validation=0.2, test=0.1)].append(document)
+        assert all(splits.values())
+        assert stored(dataset) == [*splits["train"], *splits["validation"], *splits["test"]]
+        assert stored(take(iter(some), f"given {dtype}", **shares)) == stored(dataset)
+        assert dataset.manifest.counts["dropped_documents"] == 2
+        assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split)
+        assert faults_of(dataset.path) == []
 
 
 def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
@@ -293,19 +280,17 @@ def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
     """Rows are documents with their separators."""
-    first = 0 if split == "train" else dataset.splits["train"].num_documents
+    first, seen = dataset.splits["train"].num_documents * (split == "validation"), []
     expected = stored(dataset)[first:][: dataset.splits[split].num_documents]
-    total, seen = 2 * dataset.splits[split].num_tokens, []
     succeeds(main, "export", dataset.path, "--split", split, "--out", tmp_path / "rows")
     rows = pq.read_table(tmp_path / "rows")["input_ids"]
-    assert rows.to_pylist() == expected
-    assert rows.type.value_type == pa.int32()
+    assert (rows.to_pylist(), rows.type.value_type) == (expected, pa.int32())
     export(dataset, tmp_path / "new" / "rows", split=split, progress=lambda *at: seen.append(at))
     assert seen == sorted(seen)
-    assert seen[-1] == (total, total)
+    assert seen[-1] == (2 * dataset.splits[split].num_tokens,) * 2
 
 
-def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
+def test_an_export_replaces_nothing_but_what_a_kill_left(tmp_path, dataset):
     names = [f"{shard.name}.parquet" for shard in dataset.splits["train"]]
     put(tmp_path / "a" / names[-1], "mine")
     with refuses("out-exists", "out", given=str(tmp_path / "a" / names[-1])):
@@ -314,8 +299,6 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
     export(dataset, out)
     os.replace(out / names[-1], out / f"{names[-1]}.tmp")  # as a kill between the first and the last name leaves them
     export(dataset, out)
-    put(out / f"{names[0]}.tmp", "of a kill before the first name")
-    os.replace(out / names[-1], out / f"{names[-1]}.tmp")
     with refuses("out-exists", "out", given=str(out / names[0])):
         export(dataset, out)
 
