@@ -9,10 +9,10 @@ import pytest
 from support.commands import refused, refuses, succeeds
 from support.data import build, faults_of, make_text
 from support.disk import published, put, without_origins, write
-from support.sources import as_jsonl, as_parquet, made
+from support.sources import as_jsonl, made
 
 import bertdata
-from bertdata.format.origins import Origins, origins_of
+from bertdata.format.origins import Origins
 from bertdata.format.records import read_record, write_record
 from bertdata.tokenize.load import load
 from bertrain.commands.trace import loader_of, main, parts_of, stream_of
@@ -24,24 +24,18 @@ def origins_in(dataset):
     return [origins.input_and_place(number) for number in range(len(dataset))]
 
 
-@pytest.mark.parametrize("kind", ["text", "gzip", "jsonl"])
-def test_a_place_is_the_byte_where_the_document_begins(tmp_path, vocab, kind):
-    path, documents = made(tmp_path, 0, kind, make_text(60).split("\n\n"))
+def test_a_place_is_the_byte_or_the_row_where_the_document_begins(tmp_path, vocab):
+    rows, expected = make_text(60).split("\n\n"), []
+    for number, kind in enumerate(["text", "gzip", "jsonl", "parquet"]):
+        path, documents = made(tmp_path, number, kind, ["", *rows[:30], " ", *rows[30:]])
+        first = int(kind == "parquet")  # rows are counted from 1
+        expected += [(str(path), first + begin) for begin, text in documents if text.strip()]
     options = {"tokenizer": vocab, "validation": 0, "shard_size": 3000, "workers": 2, "documents": "line"}
-    dataset = build(path, tmp_path / "out", **options).dataset
+    paths = list(dict.fromkeys(name for name, _ in expected))
+    dataset = build(paths, tmp_path / "out", **options).dataset
     assert len(dataset.splits["train"]) > 2
-    assert origins_in(dataset) == [(str(path), begin) for begin, _ in documents]
-
-
-def test_every_document_has_the_place_where_it_begins(tmp_path, vocab):
-    (tmp_path / "a.txt").write_bytes(b"\n\n  one stone\n\xf0\x9f\n\n\n\ntwo\r\n\r\nthree")
-    (tmp_path / "b.parquet").write_bytes(as_parquet(["first", None, "", "fourth"]))
-    paths = [tmp_path / "a.txt", tmp_path / "b.parquet"]
-    dataset = build(paths, tmp_path / "out", tokenizer=vocab, validation=0, on_error="skip").dataset
-    first, second = map(str, paths)
-    assert origins_in(dataset) == [(first, 2), (first, 20), (first, 27), (second, 1), (second, 4)]
-    named = Origins.read(dataset.path, dataset.manifest).named_inputs
-    assert named[0].size == (tmp_path / "a.txt").stat().st_size
+    assert origins_in(dataset) == expected
+    assert Origins.read(dataset.path, dataset.manifest).named_inputs[-1].size == path.stat().st_size
 
 
 def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
@@ -61,15 +55,16 @@ def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
 def test_sealed_origins_that_break_a_rule_are_damage(tmp_path, dataset):
     origins = shutil.copytree(dataset.path, tmp_path / "copy") / "origins"
     file, record = origins / "train-00000.npy", read_record(origins / "origins.json")
-    file.write_bytes(file.read_bytes()[:-8] + b"\xff" * 8)  # no input has this number
+    put(file, file.read_bytes()[:-8] + b"\xff" * 8)  # no input has this number
     record["shards"]["train-00000"] = hashlib.sha256(file.read_bytes()).hexdigest()
     write_record(origins / "origins.json", record)
     (fault,) = faults_of(origins.parent)
     assert str(file) in fault
     for name in ("a\0b", "\ud800"):
-        (origins / "inputs.jsonl").write_text(line := json.dumps([name, 1, 1]) + "\n")
+        line = json.dumps([name, 1, 1]).encode()
+        put(origins / "inputs.jsonl", line)
         for size in (len(line), 1 << 50, 1 << 70):  # no more is read than is there
-            record["inputs"] = {"number": 1, "bytes": size, "sha256": hashlib.sha256(line.encode()).hexdigest()}
+            record["inputs"] = {"number": 1, "bytes": size, "sha256": hashlib.sha256(line).hexdigest()}
             write_record(origins / "origins.json", record)
             with refuses("damaged"):
                 _ = Origins.read(origins.parent, dataset.manifest).named_inputs
@@ -89,11 +84,6 @@ def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab, co
 
 
 # ----------------------------------------------------------------------------------------------- batches of past runs
-
-
-def test_a_place_has_the_bits_that_the_inputs_leave():
-    found = origins_of(np.array([0, 1, 2]), np.array([5 << 40, 0, 6 << 40]), 3)
-    assert [divmod(int(each), 1 << 62) for each in found] == [(0, 5 << 40), (1, 0), (2, 6 << 40)]
 
 
 @pytest.mark.parametrize(
@@ -143,28 +133,24 @@ def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path,
         {"step": 7} | state(dataset, 28, 8),  # the run was resumed here
         {"step": 10, "loss": 1.0},
     )
-    assert [stream_of(run, step)["position"] for step in (1, 2, 7, 8, 9, 10)] == [0, 4, 24, 28, 36, 44]
-    assert [stream_of(run, step)["global_batch_size"] for step in (7, 8)] == [4, 8]
-    for step in (0, -1, 11):
-        with refuses("out-of-range", "step"):
-            stream_of(run, step)
+    streams = [stream_of(run, step) for step in (1, 2, 7, 8, 9, 10)]
+    assert [each["position"] for each in streams] == [0, 4, 24, 28, 36, 44]
+    assert [each["global_batch_size"] for each in streams] == [4, 4, 4, 8, 8, 8]
 
 
 def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset):
-    with refuses("not-a-run", "run"):
-        stream_of(tmp_path / "none", 1)
-    with refuses("out-of-range", "step", says="has no step"):
-        stream_of(log(tmp_path / "old", {"step": 1, "loss": 1.0}), 1)
-    resumed = log(tmp_path / "resumed", {"step": 1}, {"step": 5} | state(dataset, 20, 4), {"step": 6})
-    with refuses("out-of-range", "step", says="has steps 6 to 6"):
-        stream_of(resumed, 5)
-    run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4, dataset_id="0" * 64), {"step": 1})
-    arguments = [run, "--data", dataset.path, "--step", 1]
-    refused(main, *arguments, kind="other-dataset", option="data")
-    refused(main, *arguments, "--row", 4, kind="out-of-range", option="row")
-    refused(main, run, "--step", 1, kind="not-a-run", option="data")
-    write(run / "run.json", '{"resolved": {"phases": [{"sources": 1}]}}')
-    refused(main, run, "--step", 1, kind="not-a-run", option="data")
+    run = log(tmp_path / "run", {"step": 5} | state(dataset, 0, 4, dataset_id="0" * 64), {"step": 6})
+    no_streams = log(tmp_path / "old", {"step": 1, "loss": 1.0})
+    data = ["--data", dataset.path]
+    for arguments, kind, option, says in (
+        ([tmp_path / "none", "--step", 1], "not-a-run", "run", ""),
+        ([no_streams, "--step", 1], "out-of-range", "step", "has no step"),
+        *[([run, "--step", step], "out-of-range", "step", "has steps 6 to 6") for step in (-1, 0, 5, 7)],
+        ([run, "--step", 6, *data], "other-dataset", "data", ""),
+        ([run, "--step", 6, "--row", 4, *data], "out-of-range", "row", ""),
+        ([run, "--step", 6], "not-a-run", "data", ""),
+    ):
+        refused(main, *arguments, kind=kind, option=option, says=says)
 
 
 def test_the_command_prints_places_and_texts(tmp_path, dataset, other, corpus):
