@@ -8,9 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import warnings
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,8 @@ from unittest.mock import Mock, patch
 
 import pytest
 from support.commands import invoke, refused, refuses, waited
-from support.data import ROOT, build
-from support.disk import before_rename, published, put
+from support.data import ROOT, build, make_text
+from support.disk import before_rename, published, put, write
 from support.sources import made
 
 from bertdata import Shares, TextFormat
@@ -68,28 +67,20 @@ ROWS = [f"the stone {number} under the river {number * 7919 % 10007}" for number
 KINDS = ["text", "text", "gzip", "parquet", "jsonl", "text", "arrow", "parquet", "text"]
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    """A file of each kind; those of plain text and JSON lines that follow each other share units."""
-    folder = tmp_path_factory.mktemp("inputs")
-    return [local(made(folder, number, kind, ROWS)[0]) for number, kind in enumerate(KINDS)]
-
-
 @pytest.fixture
-def job(tmp_path, corpus, vocab, monkeypatch):
-    """What a task gets of an unfinished build of several units, none of which is made, the part, and `ray.get`."""
-    staging, plan = tmp_path / "out" / ".build", split([local(corpus)], TextFormat(documents="line", shard_size=4000))
-    (staging / "attempts-1").mkdir(parents=True)
-    encoder = TextEncoder(load(vocab), Shares(), plan)
-    get = Mock(side_effect=lambda reference: reference())
-    monkeypatch.setattr("ray.get", get)
-    return [lambda: (encoder, staging / "attempts-1", tmp_path, machines.versions(encoder))], Part(range(3), 0.0), get
+def job(tmp_path, vocab, monkeypatch):
+    """What a task gets of an unfinished build of several units, none of which is made; the part; text and attempts."""
+    text, attempts = put(tmp_path / "text", make_text(120)), tmp_path / "out" / ".build" / "attempts-1"
+    attempts.mkdir(parents=True)
+    encoder = TextEncoder(load(vocab), Shares(), split([local(text)], TextFormat(documents="line", shard_size=4000)))
+    monkeypatch.setattr("ray.get", lambda reference: reference())
+    return [lambda: (encoder, attempts, tmp_path, machines.versions(encoder))], Part(range(3), 0.0), text, attempts
 
 
 def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
     """It stands still before a file is moved, another attempt makes all, and then it continues."""
-    sent, part, get = job
-    staging, real = sent[0]()[1].parent, os.replace
+    sent, part, _, attempts = job
+    staging, real = attempts.parent, os.replace
     records = machines.make_task(sent, part, set())
     expected = {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
     others = iter(range(1))
@@ -103,32 +94,21 @@ def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
         assert machines.make_task(sent, part, set()) == records
     assert {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()} == expected
     assert [record.unit for record in machines.make_task(sent, part, {0, 1})] == [2]
-    assert get.call_count == 1  # a process loads the encoder and the plan once
     with before_rename(".json", Mock(side_effect=MemoryError)), pytest.raises(MemoryError):
         machines.make_task(sent, part, set())
-    assert not list((staging / "attempts-1").iterdir())
+    assert not list(attempts.iterdir())
 
 
-def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
-    [sent], part, _ = job
-    encoder, attempts, *rest = sent()
-
-    def with_input(**changes):
-        plan = replace(encoder.plan, files=[replace(encoder.plan.files[0], **changes)])
-        return TextEncoder(encoder.tokenizer, encoder.shares, plan), attempts, *rest
-
-    other = put(tmp_path / "corpus.txt", corpus.read_bytes())
-    os.utime(other, ns=(1, 1))
-    for node, kind, option in (
-        ((encoder, attempts.with_name("attempts-2"), *rest), "cluster-failed", "out"),
-        ((encoder, attempts, rest[0], ["0.0"]), "cluster-failed", "ray"),
-        (with_input(name=str(other)), "changed", "inputs"),
-        (with_input(name=str(tmp_path / "absent.txt")), "not-found", "inputs"),
+def test_what_a_node_does_not_see_is_one_sentence(job):
+    [sent], part, text, attempts = job
+    for lose, kind, option in (
+        (lambda: os.utime(text, ns=(1, 1)), "changed", "inputs"),
+        (text.unlink, "not-found", "inputs"),
+        (attempts.rmdir, "cluster-failed", "out"),
     ):
+        lose()
         with refuses(kind, option, says=f"node {platform.node()}"):
-            machines.make_task([lambda node=node: node], part, set())
-    remote = SimpleNamespace(open=partial(open, corpus, "rb"), now=Mock(side_effect=AssertionError))
-    assert machines.make_task([lambda: with_input(remote=remote)], part, set())  # no request for each task
+            machines.make_task([partial(sent)], part, set())  # a new object is a new job
 
 
 # ------------------------------------------------------------------------------------------------------- on two nodes
@@ -168,8 +148,7 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
     """The first fault in the order of the text, also if a task reports a later one first."""
     rows = [json.dumps({"text": f"the stone {number}"}) for number in range(300)]
     rows[150], rows[290] = '{"text": 5}', "{"
-    path = put(tmp_path / "rows.jsonl", "\n".join(rows).encode())
-    arguments = [path, "--tokenizer", vocab, "--shard-size", 500]
+    arguments = [put(tmp_path / "rows.jsonl", "\n".join(rows)), "--tokenizer", vocab, "--shard-size", 500]
     alone = invoke(main, "build", *arguments, "--out", tmp_path / "threads")
     run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address)
     out, said = run.communicate()
@@ -180,14 +159,18 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
 
 
 @pytest.mark.slow
-def test_killed_commands_and_a_lost_node_change_nothing(nodes, inputs, vocab, tmp_path):
+def test_killed_commands_and_a_lost_node_change_nothing(nodes, vocab, tmp_path):
     """The build is continued after each, and threads give the same bytes. Texts of the last input wait at first."""
-    out, hold, lines, done, lost = tmp_path / "ray", nodes.here / "hold", [], [], []
-    text = [*(file.name for file in inputs), put(tmp_path / "last.txt", "\n".join(f"{row} wait here" for row in ROWS))]
+    out, hold, lines, done = tmp_path / "ray", nodes.here / "hold", [], []
+    text = [made(tmp_path, number, kind, ROWS)[0] for number, kind in enumerate(KINDS)]
+    text.append(write(tmp_path / "last.txt", *(f"{row} wait here" for row in ROWS)))
     options = {"words": "held:words", "shard_size": 1000, "documents": "line", "tokenizer": vocab}
     expected = published(build(text, tmp_path / "threads", **options).dataset.path)
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    at_work = lambda: {path.name.split("-")[1] for path in nodes.here.glob("at-*")}  # noqa: E731
+
+    def at_work():
+        return {path.name.split("-")[1] for path in nodes.here.glob("at-*")}
+
     put(hold, "wait here")
     for sent, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         run = command(*text, "--out", out, "--ray", nodes.address, *flags)
@@ -199,17 +182,16 @@ def test_killed_commands_and_a_lost_node_change_nothing(nodes, inputs, vocab, tm
             path.unlink()
 
     def lose():
-        lost.append(waited(lambda: len(at_work()) == 2))
+        waited(lambda: len(at_work()) == 2)
         nodes.lose()
         hold.unlink()
 
     put(hold, "")
-    losing = threading.Thread(target=lose)
-    losing.start()
-    followed = {"say": lines.append, "progress": lambda *read: done.append(read)}
-    report = build(text, out, ray=nodes.address, **followed, **options)
-    losing.join()
-    assert lost
+    with ThreadPoolExecutor() as beside:
+        lost = beside.submit(lose)
+        followed = {"say": lines.append, "progress": lambda *read: done.append(read)}
+        report = build(text, out, ray=nodes.address, **followed, **options)
+        lost.result()
     assert report.reused_units > 0
     assert nodes.address in lines[0]
     assert published(out) == expected
