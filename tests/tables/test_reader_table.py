@@ -26,7 +26,6 @@ from bertrain.__main__ import main
 from bertrain.cli import command
 from bertrain.commands import pairs
 from bertrain.lab.distillation.answers import TeacherCache
-from bertrain.lab.elastic import search
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models.load import new_model
 
@@ -109,11 +108,6 @@ def resumed(path, given):
     return invoke(main, "pretrain", *flags(given("dataset").path, path.parent.parent, steps=3, model="bert-tiny"))
 
 
-def searched(path, given):
-    (path.parent / "trials.jsonl").write_text("{}\n")
-    search.Measurements(path.parent, {"length": 32})
-
-
 def opened(path, given=None):
     return bertdata.open(path.parent)
 
@@ -133,8 +127,6 @@ def plotted(path, given):
 UNREADABLE, LINES = "model-unreadable unsupported", "not-of-format not-text bad-row empty no-column"
 OTHER, NUMBERS = "other-version", "list number object"
 NO_RESULTS = (
-    b'{"runs": [5]}',
-    b'{"runs": [{"seed": 0}]}',
     b'{"runs": [{"seed": 0, "dev": {}, "curve": []}]}',
     b'{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": [{"epoch": [], "train_loss": {}, "dev": {"a": null}}]}]}',
 )
@@ -148,7 +140,6 @@ READERS = [
     Reader("shards/manifest.json", shards, opened, "damaged other-version"),
     Reader("shards/tokenizer.json", shards, lambda path, given: opened(path).tokenizer_file(path.name), "damaged"),
     Reader("shards/train-00000.tokens.npy", shards, opened, "damaged"),
-    Reader("shards/train-00000.documents.npy", shards, opened, "damaged"),
     Reader("saved/state.json", b'{"_data_files": [{"filename": "a.arrow"}]}', from_saved, "not-of-format"),
     Reader("out/.build/plan.json", PLAN, lambda path, given: build_of(given("corpus"), path.parent.parent), OTHER),
     Reader("logits/cache.json", answered, lambda path, given: TeacherCache(path.parent), f"damaged {OTHER}"),
@@ -159,9 +150,6 @@ READERS = [
     Reader("run/step-00000002/trainer.json", trained, resumed, "damaged", more=NO_STATES),
     Reader("run/step-00000002/optimizer.pt", trained, resumed, "other-settings", more=(*map(pickled, ([1], 5, {})),)),
     Reader("result.json", dumps(RESULT), plotted, "not-a-run", more=NO_RESULTS),
-    Reader(
-        "search.json", b'{"length": 32}', searched, "damaged other-settings", more=(b'{"length": 32, "colour": 1}',)
-    ),
     Reader("pairs.jsonl", b'{"good": "a", "bad": "b"}\n', lambda path, given: pairs.read(path), LINES),
     Reader("a.csv", TABLE, table, LINES),
     Reader("a.tsv", TABLE.replace(b",", b"\t"), table, LINES),

@@ -6,7 +6,6 @@ pretrain, whose log has times, is in test_reliability.py and test_promises.py.
 
 import errno
 import os
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
@@ -44,10 +43,8 @@ def given(tmp_path, vocab, dataset, bert_run):
     for ending, content in zip((".bin", ".idx"), ids.megatron([[each] for each in DOCUMENTS], "uint16"), strict=True):
         prefix.with_suffix(ending).write_bytes(content)
     rows = write_labelled(tmp_path / "in" / "rows.tsv")
-    with ExitStack() as stack:
-        stack.enter_context(directory_as_store(tmp_path))
-        stack.enter_context(limits(threads_of_copies=1))
-        stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(text / "no")))  # its failures are not errors
+    no_cache = patch.dict(os.environ, BERTDATA_CACHE=str(text / "no"))  # whose failures are not errors
+    with directory_as_store(tmp_path), limits(threads_of_copies=1), no_cache:
         push(dataset.path, "s3://a/shards")
         model = bert_run / "step-00000002"
         yield SimpleNamespace(text=text, ids=prefix, vocab=vocab, dataset=dataset, model=model, rows=rows)
@@ -87,7 +84,6 @@ def command(name, last, arguments, calls=3):
             error = error.__context__
         if done.exit_code:
             assert isinstance(error, KeyboardInterrupt) == (done.exit_code == 130), done.output
-            assert done.stderr.splitlines()[-1].startswith("interrupted" if done.exit_code == 130 else "Error: ")
             raise error
 
     return Writer(name, run, last, calls=calls)
@@ -148,9 +144,8 @@ def test_a_writer_that_fails_publishes_nothing_and_the_next_run_continues(writer
         out = tmp_path / f"out{turn}"
         writer.before(given, out)
         old = visible(out) if out.exists() else {}
-        with fails, pytest.raises((KeyboardInterrupt, OSError, BertdataError), match=says) as caught:
+        with fails, pytest.raises((KeyboardInterrupt, OSError, BertdataError), match=says):
             writer.run(given, out)
-        assert not says or ".tmp" not in str(caught.value)
         found = visible(out)
         if any(part.endswith(writer.last) for name in found for part in name.split("/")):
             assert found == expected or found.items() >= old.items() > set(), turn  # the new files, or still the old
