@@ -259,16 +259,16 @@ def test_the_doctor_measures_each_kind_of_step_once_and_how_long_a_run_takes(dat
     costs(evaluation, "samples", 30)
     costs(checkpoint.StateDictStager, "stage", 10)
     few = {"model": TINY, "global_batch_size": 6, "hours": 2}
-    phases = changing(0.625, 0.9375, length=[16, 32, 32], layers=[1, None, None], mlm_probability=[0.3, 0.3, 0.15])
+    phases = changing(0.25, 0.5, 0.75, length=[16, 32, 32, 32], layers=[1, 1, None, None], weight_decay=[0, 0, 0, 0.1])
     options = few | {"phase": phases, "steps": 160, "eval_every": 80, "save_every": 40}
     code, lines = examine(dataset.path, tmp_path / "run", **options)
-    assert taken == [(6, 16)] * 2 + [(6, 32)] * 2
-    spent = "about 1:03:40: training 3,520.0 s, evaluations 260.0 s, checkpoints at most 40.0 s, compiling 0.0 s"
+    assert taken == [(6, 16)] * 2 + [(6, 32)] * 4  # the last two phases have one kind of step
+    spent = "about 1:19:40: training 4,480.0 s, evaluations 260.0 s, checkpoints at most 40.0 s, compiling 0.0 s"
     assert (code, lines["time"]) == (0, f"PASS  time       {spent}")
     checks = ["phase", "shards", "samples", "batch", "model", "devices", "run", "memory", "disk", "time", "hours"]
     assert [*lines] == checks
     assert all(line.startswith(("PASS", "WARN  devices")) for line in lines.values())
-    assert lines["hours"].endswith(f"--steps {160 * 6840 // 3820} fit into 95 % of 2 hours")
+    assert lines["hours"].endswith(f"--steps {160 * 6840 // 4780} fit into 95 % of 2 hours")
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
     line = examine(dataset.path, tmp_path / "run", **options, nproc=2)[1]["time"]
     assert line == f"WARN  time       {spent}; communication between the 2 ranks counts only under torchrun"
