@@ -82,7 +82,7 @@ gpu:  ## the tests and measurements that need a GPU, in ten minutes
 gpu-dry: $(VENV)/.dev  ## what a CPU can check of the path on GPUs, in some minutes
 	$(PYTEST) -m "not gpu" tests/test_gpu_dry.py tests/test_step.py
 
-outside: $(VENV)/.dev  ## notebooks, and tests with other libraries in their own environments: EuroEval, mteb, MDS, litdata
+outside: $(VENV)/.dev  ## notebooks, and tests with other libraries in their own environments: mteb, transformers 4, MDS, litdata
 	$(INSTALL) nbclient ipykernel
 	$(BIN)/python tools/notebooks.py
 	$(PYTEST) -m outside

@@ -73,23 +73,24 @@ def test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_that_peft_gives(
     assert weights_in(start).keys() == weights_in(adapted).keys()
 
 
-def test_a_run_goes_on_on_the_checkpoint_that_it_began_with(dataset, runs, tmp_path):
-    start, out = shutil.copytree(runs("bert untied")[0], tmp_path / "start"), tmp_path / "run"
+def test_a_run_goes_on_on_the_checkpoint_that_it_began_with(dataset, configs, tmp_path):
+    start, out = tmp_path / "start", tmp_path / "run"
+    train(dataset.path, start, model=configs["bert untied"], steps=2, eval_every=0)
     straight = losses(train(dataset.path, out, init=str(start), **LORA))
     remove_after(out, 2)
-    train(dataset.path, start, model=json.loads((start / "run.json").read_bytes())["config"]["model"], steps=3)
+    train(dataset.path, start, model=configs["bert untied"], steps=3, eval_every=0)
     assert losses(train(dataset.path, out, init=str(start), **LORA)) == straight  # and not on the newest
 
 
 def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tmp_path):
-    start, adapted = (shutil.copytree(run, tmp_path / run.name) for run in runs("modernbert"))
-    options = LORA | {"steps": 5, "init": json.loads((adapted / "run.json").read_bytes())["config"]["init"]}
+    start, adapted = runs("modernbert")[0], shutil.copytree(runs("modernbert")[1], tmp_path / "run")
+    options = LORA | {"steps": 5, "init": str(start)}
     alone = options | {"init": last_checkpoint(adapted) / "adapter"}
     refused_run(dataset.path, tmp_path / "alone", **alone, kind="not-a-run", option="init")
     refused_run(dataset.path, adapted, **options | {"lora": "r=2,alpha=8"}, kind="other-settings", option="lora")
     path = last_checkpoint(adapted) / "adapter" / "adapter_config.json"
     model_of("modernbert-tiny", dataset).save_pretrained(tmp_path / "larger")
-    first = sorted(start.glob("step-*"))[0]
+    first = min(start.glob("step-*"))
     for other, kind, option in ((first, "other-settings", "init"), (tmp_path / "larger", "damaged", None)):
         path.write_text(json.dumps(json.loads(path.read_bytes()) | {"base_model_name_or_path": str(other)}))
         seal(last_checkpoint(adapted))

@@ -130,9 +130,3 @@ def test_a_transformers_that_lets_a_decoder_attend_to_one_side_is_refused(decode
     weights.config.is_causal = True
     with refuses("model-unreadable", says="both sides"):
         check_runs(weights, length=32)
-
-
-def test_new_tokens_for_masks_need_another_model(decoder, tokenizer, tmp_path):
-    shards = built(tmp_path, make_text(20), tokenizer=str(tokenizer), special_tokens=True)
-    with refuses("tokenizer-differs", says="--roles"):
-        start_from(str(decoder("llama")), shards, length=32)

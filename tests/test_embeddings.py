@@ -1,10 +1,9 @@
-"""Sentence embeddings, and the programs of others that rate models: what docs/finetuning.md says of them is run.
+"""Sentence embeddings that mteb rates, and checkpoints that transformers 4 reads.
 
-mteb and EuroEval are in environments of their own, which are made in .bench if they are not there.
+Both libraries are in environments of their own, which are made in .bench if they are not there.
 """
 
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -12,20 +11,14 @@ from functools import partial
 
 import pytest
 from support.commands import python
-from support.data import BAD, GOOD, ROOT
-from support.disk import write
+from support.data import ROOT
 from support.families import model_of
-from support.runs import train
 
 from bertrain import checkpoint
 from bertrain.models.load import tokenizer_files
 
 PAGE = (ROOT / "docs" / "finetuning.md").read_text()
-PINS = {
-    "mteb": ["mteb==2.26.24"],
-    "transformers": ["transformers==4.57.3"],
-    "euroeval": ["euroeval==16.11.0", "transformers==4.57.6", "datasets==3.6.0", "pandas==2.3.3"],
-}
+PINS = {"mteb": ["mteb==2.26.24"], "transformers": ["transformers==4.57.3"]}
 
 
 def script(name):
@@ -87,19 +80,3 @@ def test_transformers_4_gives_the_same_losses(dataset, configs, outside, tmp_pat
     old, new = (run("-c", LOSSES, *paths) for run in (partial(outside, "transformers", tmp_path), python))
     assert [line[1:] for line in old.splitlines()] == [line[1:] for line in new.splitlines()]
     assert [line[0] for line in old.splitlines()] == ["4"] * 3
-
-
-@pytest.mark.outside
-def test_euroeval_trains_a_checkpoint_for_a_task_of_ours(dataset, outside, tmp_path):
-    """One step, as EuroEval's own tests do it."""
-    (task,) = re.findall(r"```python\n# custom_datasets.py\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "custom_datasets.py").write_text(task)
-    for part in ("train", "dev", "test"):
-        rows = [f"{text},{'positive' if text in GOOD else 'negative'}" for text in (GOOD + BAD) * 8]
-        write(tmp_path / f"{part}.csv", "text,label", *rows)
-    train(dataset.path, tmp_path / "run", model="bert-tiny", steps=1, eval_every=0)
-    command = ["--model", "run/step-00000001", "--dataset", "own", "--num-iterations", "1", "--device", "cpu"]
-    run = "import sys; sys._called_from_test = True; from euroeval.cli import benchmark; benchmark()"
-    outside("euroeval", tmp_path, "-c", run, *command)
-    results = json.loads((tmp_path / "euroeval_benchmark_results.jsonl").read_text())
-    assert 0 <= results["results"]["total"]["test_accuracy"] <= 100

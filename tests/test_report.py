@@ -42,14 +42,17 @@ def test_the_page_is_the_one_that_was_worked_out(made):
         assert row[kind] == pytest.approx(loader.facts["pad_share"], abs=0.01)
 
 
-def test_samples_are_those_of_the_loader(made):
-    dataset, _, data = made
-    samples = data["samples"]
+@pytest.mark.parametrize("kind", ["windows", "documents", "packed"])
+def test_samples_and_their_number_are_those_of_the_loader(made, kind):
+    data = data_of(report(made[0], **OPTIONS, samples=kind))
+    samples, options = data["samples"], {"length": 32, "samples": kind}
     assert samples["policies"] == list(MASKING_POLICIES)
+    assert data["about"]["steps_for"]["samples"] == samples["kind"] == kind
     for seed in range(2):
-        plain = bertdata.Loader(dataset, length=32, seed=seed, masking=None)
+        plain = bertdata.Loader(made[0], seed=seed, masking=None, **options)
+        assert data["about"]["splits"]["train"]["samples_per_epoch"] == plain.num_samples
         for policy in samples["policies"]:
-            loader = bertdata.Loader(dataset, length=32, seed=seed, masking=bertdata.Masking(policy=policy))
+            loader = bertdata.Loader(made[0], seed=seed, masking=bertdata.Masking(policy=policy), **options)
             for epoch, rows in enumerate(samples["rows"][seed]):
                 positions = epoch * plain.num_samples + np.arange(len(rows))
                 batch, text = loader.read(positions), plain.read(positions)
@@ -70,14 +73,6 @@ def test_long_rows_make_no_larger_page(made, tmp_path):
     assert {len(row["ids"]) for row in rows} == {512}
     assert max(place for row in rows for masks in row["masks"].values() for place, _ in masks) < 512
     assert len(html.encode()) < 500_000
-
-
-@pytest.mark.parametrize("samples", ["windows", "documents", "packed"])
-def test_steps_are_counted_for_the_samples_that_are_asked_for(made, samples):
-    data = data_of(report(made[0], **OPTIONS, samples=samples))
-    found = data["about"]["splits"]["train"]["samples_per_epoch"]
-    assert data["about"]["steps_for"]["samples"] == data["samples"]["kind"] == samples
-    assert found == bertdata.Loader(made[0], length=32, samples=samples, masking=None).num_samples
 
 
 def test_the_command_writes_the_page_and_no_paths_but_that_of_the_dataset(made, tmp_path):
