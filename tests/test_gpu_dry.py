@@ -91,12 +91,8 @@ def test_a_forward_pass_on_a_gpu(web, configs, monkeypatch, name, packed):
     assert bool(squares.found) == (name == "deberta-v2")  # which computes attention by itself
 
 
-OTHER_STEPS = {
-    "muon": {"optimizer": "muon"},
-    "stableadamw": {"optimizer": "stableadamw"},
-    "lamb": {"optimizer": "lamb"},
-    "recomputed": {"gradient_checkpointing": True},
-}
+OTHER_STEPS = {name: {"optimizer": name} for name in ("muon", "stableadamw", "lamb")}
+OTHER_STEPS |= {"recomputed": {"gradient_checkpointing": True}}
 STEPS = [pytest.param(*case.values, {}, id=case.id, marks=case.marks) for case in CASES]
 STEPS += [
     pytest.param("modernbert-base", False, options, id=name, marks=() if name == "muon" else pytest.mark.slow)
@@ -106,17 +102,32 @@ STEPS += [
 
 @pytest.mark.parametrize(("name", "packed", "options"), STEPS)
 def test_a_step_needs_no_number(web, configs, monkeypatch, name, packed, options):
-    """Forward and backward pass, clipping and update, in half precision; weights have gradients in float32."""
+    """Forward and backward pass, clipping and update, in half precision; weights have gradients in float32.
+
+    What is kept for the backward pass has a limit, in which weights are not counted.
+    """
+    kept = {}
+
+    def keep(tensor):
+        kept[id(tensor.untyped_storage())] = tensor.untyped_storage()
+        return tensor
+
     with fakes(monkeypatch, CPU):
         training = training_of(name, configs, web, CPU, isolate_documents=packed, **options)
+        weights = {id(parameter.untyped_storage()) for parameter in training.learner.parameters()}
         piece = micro_batch(name, web, CPU, packed=packed)
         sums = LossSums(["mlm"], CPU)
         sums.begin_step(torch.empty(1, dtype=torch.float64))
-        losses = training.add_gradients(training.learner, piece, torch.empty(1), is_last=True)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            losses = training.add_gradients(training.learner, piece, torch.empty(1), is_last=True)
         assert {p.grad.dtype for p in training.learner.parameters() if p.grad is not None} == {torch.float32}
         sums.add(losses)
         training.update(1e-4)
         sums.end_step(training.skipped, ALONE)
+    if name in SAVED and not packed and not options:
+        total = sum(storage.nbytes() for number, storage in kept.items() if number not in weights)
+        places = ROWS * LENGTH_OF[name] * training.learner.model.config.num_hidden_layers
+        assert 0.9 * SAVED[name] < total / places < SAVED[name]
 
 
 # ------------------------------------------------------------------------------------------- masks and their graphs
@@ -138,7 +149,8 @@ def both_ways(config, length, *, packed):
     give_cpus_the_kernel()
     torch.manual_seed(0)
     weights = AutoModelForMaskedLM.from_config(config, dtype=torch.float64)
-    positions = torch.cat([torch.arange(n) for n in packing(2 * length, length)]).view(2, length)
+    lengths = [1, 2, length // 3, length - length // 3 - 3], [length - 9, 9]  # of documents in each row
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     piece = {
         "input_ids": torch.randint(5, 90, (2, length)),
         "masked_positions": torch.arange(length).expand(2, -1),
@@ -155,15 +167,6 @@ def both_ways(config, length, *, packed):
     compiled = gradients_of(module, piece)
     distance = (compiled[1] - plain[1]).norm() / plain[1].norm()
     return plain[0], compiled[0], distance.item(), counters["stats"]["unique_graphs"], counters["dry"]["calls"]
-
-
-def packing(total, length):
-    """Lengths of documents that fill rows of `length`: of one token, of nearly a row, and between."""
-    draw, lengths = np.random.default_rng(length), []
-    while total > sum(lengths):
-        left = length - sum(lengths) % length
-        lengths.append(min(left, int(draw.choice([1, 2, 9, length // 3, length - 3]))))
-    return lengths
 
 
 PACKED = [(name, True) for name in ("bert", "modernbert", "esm")]
@@ -186,31 +189,6 @@ def test_the_kernel_of_gpus_gives_what_masks_give(configs, kind, packed, length)
     assert calls == (2 if packed else config.layer_types.count("sliding_attention")) > 0
 
 
-# ------------------------------------------------------------------------------------------------------------- memory
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in SAVED])
-def test_what_is_kept_for_the_backward_pass(web, configs, monkeypatch, name):
-    """In a forward pass of the encoder, a token and layer. Weights are not counted."""
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        kept[id(storage)] = (storage.nbytes(), storage)
-        return tensor
-
-    with fakes(monkeypatch, CPU):
-        training = training_of(name, configs, web, CPU)
-        module = training.learner
-        weights = {id(parameter.untyped_storage()) for parameter in module.parameters()}
-        piece = micro_batch(name, web, CPU)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), training.autocast():
-            module.encode(piece["input_ids"])
-    total = sum(size for number, (size, _) in kept.items() if number not in weights)
-    places = ROWS * LENGTH_OF[name] * module.model.config.num_hidden_layers
-    assert 0.9 * SAVED[name] < total / places < SAVED[name]
-
-
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -230,9 +208,6 @@ def counting(graph, inputs):
     return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
-PATIENCE_S = 100  # so long a rank waits for the other, which does not call the same
-
-
 class Split(DistributedDataParallel):
     """With buckets so small that a small model has several, and its graph is split between them."""
 
@@ -240,40 +215,40 @@ class Split(DistributedDataParallel):
         super().__init__(*arguments, bucket_cap_mb=0.02, **options)
 
 
-RUNS = {
-    "windows": {},
-    "packed": {"isolate_documents": True},
-    "packed, recomputed": {"isolate_documents": True, "gradient_checkpointing": True},
-}
+OF_DOCUMENTS = {"isolate_documents": True}
+RUNS = [
+    pytest.param({}, 1, id="windows", marks=pytest.mark.dry),
+    pytest.param(OF_DOCUMENTS, 2, id="packed", marks=pytest.mark.slow),
+    pytest.param(OF_DOCUMENTS | {"gradient_checkpointing": True}, 2, id="packed, recomputed", marks=pytest.mark.dry),
+]
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.slow if way == "packed" else pytest.mark.dry) for way in RUNS]
-)
-def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypatch, on_cpus, way):
-    """Two ranks that add up gradients of several passes, with a graph that is split where buckets end."""
-    monkeypatch.setattr(pretrain, "world", functools.partial(pretrain.world, timedelta(seconds=PATIENCE_S)))
+@pytest.mark.parametrize(("more", "shapes"), RUNS)
+def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypatch, on_cpus, more, shapes):
+    """Two ranks that add up gradients of several passes, with a graph that is split where buckets end.
+
+    There is one graph for each shape of bounds.
+    """
+    longest = timedelta(seconds=100)  # that a rank waits for the other, which does not call the same
+    monkeypatch.setattr(pretrain, "world", functools.partial(pretrain.world, longest))
     monkeypatch.setattr(trainer_module, "DistributedDataParallel", Split)
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 4_000)
     finish = Report.finish
 
     def finished(records):
-        found = {"graphs": counters["stats"]["unique_graphs"], "breaks": len(counters["graph_break"])}
-        found |= {"parts": counters["dry"]["parts"]}
+        found = counters["stats"]["unique_graphs"], counters["dry"]["parts"], len(counters["graph_break"])
         (tmp_path / f"counters-{os.environ.get('RANK')}.json").write_text(json.dumps(found))
         finish(records)
 
     monkeypatch.setattr(Report, "finish", finished)
     options = QUIET | {"model": configs["modernbert"], "precision": "bf16", "steps": 4, "global_batch_size": 8}
-    options |= RUNS[way]
-    one = train(dataset.path, tmp_path / "one", **options)
-    two = train(dataset.path, tmp_path / "two", ranks=2, **options, micro_batch_size=2, compile="on")
+    one = train(dataset.path, tmp_path / "one", **options, **more)
+    two = train(dataset.path, tmp_path / "two", ranks=2, **options, **more, micro_batch_size=2, compile="on")
     assert_near(one, two, rel=2e-3)
     for rank in range(2):
-        found = json.loads((tmp_path / f"counters-{rank}.json").read_text())
-        assert 1 <= found["graphs"] <= (1 if way == "windows" else 2)  # one for each shape of bounds
-        assert found["parts"] > 2 * found["graphs"]
-        assert found["breaks"] == 0
+        graphs, parts, breaks = json.loads((tmp_path / f"counters-{rank}.json").read_text())
+        assert 1 <= graphs <= shapes
+        assert (parts > 2 * graphs, breaks) == (True, 0)
 
 
 def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, on_cpus):

@@ -120,41 +120,35 @@ class Squares(TorchDispatchMode):
 # ----------------------------------------------------------------------------------------------- attention of GPUs
 
 
-def _documents(query, key, value, bounds, longest, scale, window):
-    """Checks what the kernel of GPUs demands, and yields of each document its place, q, k, v and probabilities."""
+def attended(query, key, value, bounds, longest, scale, window):
+    """Attention of documents, one after another, of [tokens, heads, features], as the kernel of GPUs demands them."""
     assert query.dtype == key.dtype == value.dtype != torch.float32
     assert bounds.dtype == torch.int32
     assert (bounds[0], bounds[-1]) == (0, query.shape[0])
     assert 0 <= bounds.diff().min() <= bounds.diff().max() <= longest
+    exact, parts = torch.promote_types(query.dtype, torch.float32), []
     for start, stop in pairwise(map(int, bounds)):
-        own, places = slice(start, stop), torch.arange(stop - start)
-        q, k, v = (each[own] if each.dtype == torch.float64 else each[own].float() for each in (query, key, value))
+        q, k, v = (each[start:stop].to(exact) for each in (query, key, value))
+        places = torch.arange(stop - start)
         ahead = places[None, :] - places[:, None]
         left, right = (len(places) if side < 0 else side for side in window or (-1, -1))
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-        yield own, q, k, v, scores.masked_fill((ahead < -left) | (ahead > right), -torch.inf).softmax(-1)
+        p = scores.masked_fill((ahead < -left) | (ahead > right), -torch.inf).softmax(-1)
+        parts.append(torch.einsum("hqk,khd->qhd", p, v).to(query.dtype))
+    return torch.cat(parts)
 
 
 def forward(query, key, value, bounds, _, longest, __, is_causal, scale, window, *others):
-    """torch_attn::_varlen_attn, one document after another. Counts its calls."""
+    """torch_attn::_varlen_attn. Counts its calls."""
     counters["dry"]["calls"] += 1
-    out, lse = torch.empty_like(query), torch.zeros(query.shape[1], query.shape[0])
-    for own, _, _, v, p in _documents(query, key, value, bounds, longest, scale, window):
-        out[own] = torch.einsum("hqk,khd->qhd", p, v).to(out.dtype)
-    return out, lse, torch.zeros(2, dtype=torch.uint64)
+    out = attended(query, key, value, bounds, longest, scale, window)
+    return out, torch.zeros(query.shape[1], query.shape[0]), torch.zeros(2, dtype=torch.uint64)
 
 
 def backward(grad, query, key, value, out, lse, bounds, _, longest, __, is_causal, state, scale, window):
     """torch_attn::_varlen_attn_backward."""
-    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
-    for own, q, k, v, p in _documents(query, key, value, bounds, longest, scale, window):
-        d = grad[own].to(q.dtype)
-        dp = torch.einsum("qhd,khd->hqk", d, v)
-        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
-        grads[0][own] = torch.einsum("hqk,khd->qhd", ds, k).to(query.dtype)
-        grads[1][own] = torch.einsum("hqk,qhd->khd", ds, q).to(key.dtype)
-        grads[2][own] = torch.einsum("hqk,qhd->khd", p, d).to(value.dtype)
-    return tuple(grads)
+    again = functools.partial(attended, bounds=bounds, longest=longest, scale=scale, window=window)
+    return torch.func.vjp(again, query, key, value)[1](grad)
 
 
 @functools.cache
