@@ -9,22 +9,16 @@ def score(model, tokenizer, text, continues, *, name):
     model, tokenizer: of transformers. continues: token → whether its spelling puts it inside a word.
     """
     ids = tokenizer(text)["input_ids"]
-    tokens = tokenizer.convert_ids_to_tokens(ids)
+    tokens, special = tokenizer.convert_ids_to_tokens(ids), {*tokenizer.all_special_tokens}
     total = 0.0
     for place in range(1, len(ids) - 1):
         row = list(ids)
         row[place] = tokenizer.mask_token_id
-        following = place + 1
-        while name == "word-l2r" and following < len(ids) - 1 and _joined(tokenizer, tokens, following, continues):
+        for following in range(place + 1, len(ids) - 1 if name == "word-l2r" else 0):
+            if special & {*tokens[following - 1 : following + 1]} or not continues(tokens[following]):
+                break  # another word
             row[following] = tokenizer.mask_token_id
-            following += 1
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([row])).logits[0, place].double()
         total += float(logits.log_softmax(-1)[ids[place]])
     return total / (len(ids) - 2) if name == "mean" else total
-
-
-def _joined(tokenizer, tokens, place, continues):
-    """Whether the token at a place belongs to the word of the token before it."""
-    special = {tokens[place], tokens[place - 1]} & {*tokenizer.all_special_tokens}
-    return continues(tokens[place]) and not special
