@@ -25,7 +25,6 @@ from transformers import AutoModelForMaskedLM
 import bertdata
 from bertrain.commands import docstrings
 
-main, trainer = PROGRAMS.values()
 EVERY = [(program, name) for program, group in PROGRAMS.items() for name in group.list_commands(None)]
 
 
@@ -46,7 +45,7 @@ def test_examples_of_help_are_command_lines_whose_output_is_local(program, name)
             refused(group, *words[1:], kind="bad-url", option="out")
 
 
-built = functools.partial(succeeds, main, "build")
+built = functools.partial(succeeds, "bertdata", "build")
 
 
 def test_an_empty_split_is_warned_of(tmp_path, vocab):
@@ -71,18 +70,18 @@ def test_an_empty_split_is_warned_of(tmp_path, vocab):
 )
 def test_a_misspelt_option_gets_the_one_that_it_probably_is(command):
     program, name, *options = command.replace(" → ", " ").split()
-    done = invoke(PROGRAMS[program], name, options[0], "1")
+    done = invoke(program, name, options[0], "1")
     assert done.exit_code == 2
     assert re.findall("--[a-z_-]+", done.stderr.splitlines()[-1]) == options
 
 
 def inspected(*arguments):
-    return json.loads(succeeds(main, "inspect", *arguments, "--json").stdout)
+    return json.loads(succeeds("bertdata", "inspect", *arguments, "--json").stdout)
 
 
 def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     arguments = [dataset.path, "--length", 32, "--global-batch-size", 10, "--world-size", 4]
-    facts, text = inspected(*arguments), succeeds(main, "inspect", *arguments).stdout
+    facts, text = inspected(*arguments), succeeds("bertdata", "inspect", *arguments).stdout
     assert facts["documents"] == len(dataset) == sum(split["documents"] for split in facts["splits"].values())
     assert facts["tokens"] == dataset.num_tokens == sum(split["tokens"] for split in facts["splits"].values())
     lengths, spread = sorted(map(len, dataset)), facts["tokens_per_document"]
@@ -120,7 +119,7 @@ def test_build_and_inspect_say_which_tokenizer_and_engine_a_dataset_has(tmp_path
         assert ([reason in note for note in notes]) == [True] * bool(reason)
         about = inspected(tmp_path / "out")["tokenizer"]
         assert (about["name"], about["engine"]) == (name, engine)
-        text = succeeds(main, "inspect", tmp_path / "out").stdout
+        text = succeeds("bertdata", "inspect", tmp_path / "out").stdout
         assert about["kind"] in text
         assert engine or about["engine_refusal"] in text
 
@@ -158,7 +157,7 @@ def test_a_dataset_has_the_ids_that_the_library_gives_added_tokens(tmp_path, cor
         content["added_tokens"] = [*there, *others] if added else []
     path = write(tmp_path / "changed.json", json.dumps(content))
     dataset = build([corpus], tmp_path / "out", tokenizer=str(path)).dataset
-    succeeds(main, "verify", dataset.path)
+    succeeds("bertdata", "verify", dataset.path)
     library = Tokenizer.from_file(str(path))
     stored = Tokenizer.from_file(str(dataset.path / "tokenizer.json"))
     assert stored.get_vocab() == library.get_vocab()
@@ -167,7 +166,7 @@ def test_a_dataset_has_the_ids_that_the_library_gives_added_tokens(tmp_path, cor
 
 def test_show_says_what_the_mask_did_and_what_follows(dataset):
     def shown(*more):
-        return succeeds(main, "show", dataset.path, "--length", 24, "--count", 60, *more).stdout
+        return succeeds("bertdata", "show", dataset.path, "--length", 24, "--count", 60, *more).stdout
 
     selected = [line.split() for line in shown("--masked").splitlines() if line.endswith(("masked", "random", "kept"))]
     batch = bertdata.Loader(dataset, length=24).read(np.arange(60))
@@ -188,18 +187,18 @@ def test_show_says_what_the_mask_did_and_what_follows(dataset):
 
 def test_damage_is_named_and_no_tokenizer_is_read_but_that_of_the_dataset(dataset, tmp_path):
     shutil.copytree(dataset.path, tmp_path / "shards")
-    succeeds(main, "verify", tmp_path / "shards")
+    succeeds("bertdata", "verify", tmp_path / "shards")
     flip(path := next((tmp_path / "shards").glob("train-*.tokens.npy")), 200)
-    done = invoke(main, "verify", tmp_path / "shards")
+    done = invoke("bertdata", "verify", tmp_path / "shards")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith(f"Error: {path}: ")
     path = tmp_path / "shards" / "tokenizer.json"
     path.write_bytes(path.read_bytes() + b" ")
-    refused(main, "show", tmp_path / "shards", kind="damaged", given=path)
-    assert f"engine       not known: {path} " in succeeds(main, "inspect", tmp_path / "shards").stdout
+    refused("bertdata", "show", tmp_path / "shards", kind="damaged", given=path)
+    assert f"engine       not known: {path} " in succeeds("bertdata", "inspect", tmp_path / "shards").stdout
     path.unlink()
     path.symlink_to(dataset.path / "tokenizer.json")
-    refused(main, "show", tmp_path / "shards", kind="wrong-file-type", given=path)
+    refused("bertdata", "show", tmp_path / "shards", kind="wrong-file-type", given=path)
 
 
 def test_ctrl_c_at_a_terminal_says_what_is_kept_in_a_line_of_its_own(tmp_path, vocab):
@@ -223,7 +222,7 @@ def test_ctrl_c_at_a_terminal_says_what_is_kept_in_a_line_of_its_own(tmp_path, v
     units = len([*tmp_path.glob("shards/.build/unit-*.json")])
     assert (process.returncode, "Traceback" in shown.decode()) == (130, False), shown
     assert ("\r" in last, f" {units} " in last) == (False, True), shown
-    refused(main, "inspect", tmp_path / "shards", kind="unfinished")
+    refused("bertdata", "inspect", tmp_path / "shards", kind="unfinished")
 
 
 def test_a_closed_pipe_is_no_traceback(dataset):
@@ -238,7 +237,7 @@ def test_a_closed_pipe_is_no_traceback(dataset):
 def test_bench_measures_every_kind_of_samples_that_a_dataset_has(dataset, limit):
     limit(bench_s=0.01)
     for length, kinds in (32, {"windows", "documents", "packed", "pairs"}), (1 << 17, {"windows", "pairs"}):
-        done = succeeds(main, "bench", dataset.path, "--length", length, "--rows", 2)
+        done = succeeds("bertdata", "bench", dataset.path, "--length", length, "--rows", 2)
         rates = {name: each for name, *each in map(str.split, done.stdout.splitlines()[2:])}
         assert rates.keys() == kinds
         assert all(len(each) == 2 and min(map(int, each)) >= 0 for each in rates.values())
@@ -265,25 +264,25 @@ def test_the_demo_goes_the_whole_way_and_uses_again_what_is_there(packages, tmp_
     def commands(result):
         return [line.split()[1:3] for line in result.stdout.splitlines() if line.startswith("$ ")]
 
-    first = succeeds(trainer, "demo", "--out", tmp_path / "demo")
+    first = succeeds("bertrain", "demo", "--out", tmp_path / "demo")
     steps = [["bertdata", "inspect"], ["bertdata", "verify"], ["bertrain", "pretrain"], ["bertrain", "evaluate"]]
     assert commands(first) == [["bertdata", "build"], *steps]
     newest = tmp_path / "demo" / "run" / "step-00000002"
     assert AutoModelForMaskedLM.from_pretrained(newest).config.vocab_size == 150
     shutil.rmtree(packages)
-    assert commands(succeeds(trainer, "demo", "--out", tmp_path / "demo")) == steps
+    assert commands(succeeds("bertrain", "demo", "--out", tmp_path / "demo")) == steps
     flip(next((tmp_path / "demo" / "shards").glob("train-*.tokens.npy")), 200)
-    result = invoke(trainer, "demo", "--out", tmp_path / "demo")  # a failed step ends the demo
+    result = invoke("bertrain", "demo", "--out", tmp_path / "demo")  # a failed step ends the demo
     assert (result.exit_code, commands(result)) == (1, steps[:2])
     for out in (packages.parent / "demo" / "shards", write(tmp_path / "corpus.txt", "x")):
-        refused(trainer, "demo", "--out", out, kind="out-exists" if out.is_dir() else "unwritable", option="out")
+        refused("bertrain", "demo", "--out", out, kind="out-exists" if out.is_dir() else "unwritable", option="out")
 
 
 def test_bertdata_becomes_the_process_that_trains(monkeypatch):
     """It does not import bertrain, and nothing of it stays in memory."""
     started = []
     monkeypatch.setattr(os, "execv", lambda path, words: started.append((path, words)))
-    succeeds(main, "demo", "--out", "x")
+    succeeds("bertdata", "demo", "--out", "x")
     assert started == [(sys.executable, [sys.executable, "-m", "bertrain", "demo", "--out", "x"])]
 
 

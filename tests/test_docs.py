@@ -188,7 +188,7 @@ def run(words, stdin=""):
     """Runs a command line in this process; what it printed."""
     program, *rest = words
     if program in PROGRAMS:
-        return succeeds(PROGRAMS[program], *rest, input=stdin).stdout
+        return succeeds(program, *rest, input=stdin).stdout
     arguments = ["-c", *rest[1:]] if program == "-c" else words
     with patch.object(sys, "argv", arguments), contextlib.redirect_stdout(io.StringIO()) as printed:
         try:

@@ -7,7 +7,7 @@ import re
 import pytest
 import reference_pages as pages
 from markdown_it import MarkdownIt
-from support.commands import PROGRAMS, succeeds
+from support.commands import succeeds
 from support.data import ROOT
 
 from bertdata.errors import KINDS
@@ -118,5 +118,5 @@ def test_a_notebook_shows_no_path_and_has_options_that_exist(path):
     assert not re.search(r"/(tmp|home|root|work|usr)/", texts)
     source = "\n".join("".join(cell["source"]) for cell in cells).replace("\\\n", " ")
     for program, command, words in re.findall(r"^!(bertdata|bertrain) (\S+) (.*)", source, re.MULTILINE):
-        known = succeeds(PROGRAMS[program], command, "--help").output
+        known = succeeds(program, command, "--help").output
         assert all(f" {option} " in known for option in re.findall(r"(--[a-z-]+)", words))

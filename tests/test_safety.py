@@ -11,7 +11,6 @@ from support.disk import contents, published, put, write_all
 from support.sources import stopped
 
 from bertdata import files
-from bertdata.cli import main
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "debug/main.o", "train-1.txt", "a link"])
@@ -27,7 +26,7 @@ def test_a_staging_directory_of_another_program_is_left_alone(corpus, vocab, tmp
     before = sorted(tmp_path.rglob("*")), contents(tmp_path)
     for more in ([], ["--overwrite"]):
         arguments = ["build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab, *more]
-        refused(main, *arguments, kind="out-exists", option="out")
+        refused("bertdata", *arguments, kind="out-exists", option="out")
         assert (sorted(tmp_path.rglob("*")), contents(tmp_path)) == before
 
 
