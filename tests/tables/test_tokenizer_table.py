@@ -86,6 +86,7 @@ ENDS = [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>")
 IDS = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in (("<s>", 0), ("</s>", 2))}
 EMPTY = {"type": "TemplateProcessing", "single": [A], "pair": [A, B], "special_tokens": {}}
 ROBERTA = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0], "trim_offsets": True}
+LIKE_BERTS = {"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["</s>", 2]}
 TEMPLATES = {  # name → post_processor; and whether it tells two texts apart, or None where it is replaced
     "bytes": (BYTES, None),
     "bytes in a sequence": ({"type": "Sequence", "processors": [BYTES]}, None),
@@ -94,10 +95,7 @@ TEMPLATES = {  # name → post_processor; and whether it tells two texts apart, 
     "one text alone": (EMPTY | {"single": [ENDS[0], A, ENDS[1]], "special_tokens": IDS}, None),
     "another": (EMPTY | {"single": [A, ENDS[1]], "special_tokens": IDS}, False),
     "RoBERTa": (ROBERTA | {"add_prefix_space": False}, False),
-    "BERT": (
-        {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["</s>", 2]}]},
-        True,
-    ),
+    "BERT": ({"type": "Sequence", "processors": [LIKE_BERTS]}, True),
 }
 MODEL = BertForMaskedLM(BertConfig(num_hidden_layers=0, vocab_size=8))
 MAP, ADDED, CONFIG = "special_tokens_map.json", "added_tokens.json", "config.json"
@@ -106,6 +104,13 @@ BY_TYPE = {"tokenizer_config.json": {}, CONFIG: {"model_type": "electra"}}
 GAP = {"mask_token": "<gap>"}
 JAPANESE = {"tokenizer_class": "BertJapaneseTokenizer", "model_type": "bert"}
 LIKE_BERT, LIKE_GPT = {"tokenizer_class": "BertTokenizer"}, {"tokenizer_class": "RobertaTokenizer"}
+TO_NFC = ('"normalizer":null', '"normalizer":{"type":"NFC"}')
+NO_TOKENIZERS = [
+    "",
+    "{}",
+    '{"model": {"type": "Magic"}}',
+    '{"normalizer": {"type": "Precompiled"}}',
+]  # the last: a panic
 DIRECTORIES = [
     # --------------------------------------------------------------------------------------- vocab.txt and its settings
     ("uncased, accents kept", bert(strip_accents=False), AS_TRANSFORMERS),
@@ -177,11 +182,7 @@ DIRECTORIES = [
     ("json: a type", saved({}, lowercase=False) | {CONFIG: {"model_type": "nomic_bert"}}, Warns("do_lower_case")),
     ("json: no such class", saved({"tokenizer_class": "ErnieTokenizer"}, lowercase=False), AS_TRANSFORMERS),
     ("json: words", saved(LIKE_BERT, edit=("BertPreTokenizer", "WhitespaceSplit")), Warns("tokenizer_class")),
-    (
-        "json: NFC",
-        saved(LIKE_GPT, BPE, edit=('"normalizer":null', '"normalizer":{"type":"NFC"}')),
-        Warns("tokenizer_class"),
-    ),
+    ("json: NFC", saved(LIKE_GPT, BPE, edit=TO_NFC), Warns("tokenizer_class")),
     ("json: accents", saved(LIKE_BERT | {"strip_accents": False}), Warns("strip_accents")),
     ("json: Chinese", saved(LIKE_BERT | {"tokenize_chinese_chars": False}), Warns("tokenize_chinese_chars")),
     ("json: others", saved({"additional_special_tokens": ["<new>"]}), Warns("the token '<new>'")),
@@ -199,17 +200,7 @@ DIRECTORIES = [
     ("nothing", {"readme": "x"}, Refused("has neither")),
     ("map is a list", bert() | {MAP: [1]}, Refused(f"{MAP} is not a JSON object")),
     ("config is cut", bert() | {"tokenizer_config.json": "{"}, Refused("tokenizer_config.json is not a JSON object")),
-    *[
-        (f"tokenizer.json: {text[:20]}", {"tokenizer.json": text}, Refused(""))
-        for text in (
-            "",
-            "just\nwords",
-            "[1, 2]",
-            "{}",
-            '{"model": {"type": "Magic"}}',
-            '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": null}}',
-        )
-    ],
+    *[(f"tokenizer.json: {text}", {"tokenizer.json": text}, Refused("")) for text in NO_TOKENIZERS],
 ]
 
 
