@@ -22,10 +22,8 @@ def texts():
     """Words of all lengths, many of them equally often: where trainers have to break ties."""
     draw = random.Random(3)
     words = ["".join(draw.choices(LETTERS[:9], k=draw.randint(2, 7))) for _ in range(150)]
-    lines = [
-        " ".join([*draw.choices(words, k=4), draw.choice(["Häuser", "NAÏVE", "水", "12", "The River"])])
-        for _ in range(120)
-    ]
+    others = ["Häuser", "NAÏVE", "水", "12", "The River"]
+    lines = [" ".join([*draw.choices(words, k=4), draw.choice(others)]) for _ in range(120)]
     return [*make_text(20).split("\n"), *lines, *(f"{a} {b}" for a, b in zip(words, reversed(words), strict=True))]
 
 
@@ -38,38 +36,30 @@ def test_a_trained_tokenizer_is_exact_and_transformers_reads_it(kind, cased, tmp
     usable, again = (
         train_tokenizer(tmp_path / "text", tmp_path / name, type=kind, cased=cased, vocab_size=450) for name in "tu"
     )
-    assert usable.encode_batch(["the river"])[0].tolist() == ids_of(usable.loaded, ["the river"])[0]
     trained = usable.loaded
     assert trained.files == again.loaded.files  # though tables of hashes in trainers have another order each time
     takes_space = [token.content for token in trained.source.added.values() if token.lstrip]
     assert takes_space == ["[MASK]"] * (kind != "wordpiece")
     assert 200 < trained.special.vocab_size <= 450
-    assert trained.special.roles() == ROLES
-    assert trained.special.special_ids == (0, 1, 2, 3, 4)
+    assert (trained.special.roles(), trained.special.special_ids) == (ROLES, (0, 1, 2, 3, 4))
     again = load(str(tmp_path / "t"))
     assert (again.files, again.special) == (trained.files, trained.special)
     theirs = AutoTokenizer.from_pretrained(str(tmp_path / "t"))
     assert {role: getattr(theirs, f"{role}_token_id") for role in ROLES} == ROLES
-    assert theirs("the river").input_ids[0::100] == [2]
-    assert theirs("the river").input_ids[-1] == 3
+    assert theirs("the river").input_ids == [2, *usable.encode_batch(["the river"])[0].tolist(), 3]
     assert theirs("a", "b").token_type_ids[-1] == 1
     spelled = again.decode(ids_of(again, ["The River by the Häuser"])[0]).split()
     assert spelled[:2] == (["The", "River"] if cased else ["the", "river"])
     assert spelled[-1] == {False: {"bpe": "häuser"}.get(kind, "hauser"), True: "Häuser"}[cased]
 
 
-TIES = [f"{a}{b}{c} {c}{b}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvéß"]  # every pair equally often
-
-
 @pytest.mark.slow
 def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
     program = (
-        "import hashlib, test_train; from bertdata.tokenize.train import TRAINERS\n"
+        "import test_train; from bertdata.tokenize.train import TRAINERS\n"
         "for kind, train in TRAINERS.items():\n"
         "    for cased in (False, True):\n"
-        "        trained = train(test_train.texts(), 400, cased=cased).files['tokenizer.json']\n"
-        "        print(kind, cased, hashlib.sha256(trained).hexdigest())\n"
-        "print(hashlib.sha256(TRAINERS['wordpiece'](test_train.TIES, 300).files['tokenizer.json']).hexdigest())"
+        "        print(train(test_train.texts(), 400, cased=cased).files)"
     )
     found = set()
     for threads in ("1", "4", "4"):
@@ -77,7 +67,6 @@ def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
         environment = parallel | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         found.add(python("-c", program, environment=environment))
     assert len(found) == 1
-    assert len(set(found.pop().split("\n"))) == 8
 
 
 @pytest.mark.parametrize(("kind", "least"), [("wordpiece", 10), ("bpe", 262), ("unigram", 10)])
@@ -92,12 +81,11 @@ def test_a_vocabulary_without_room_is_refused(kind, least, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "size", "left_out"), [("wordpiece", 2500, 0), ("wordpiece", 1000, 1025), ("unigram", 300, 1864)]
 )
-@pytest.mark.parametrize("command", ["train-tokenizer", "build"])
-def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_out, command):
+def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_out):
     """A letter takes two tokens of a WordPiece vocabulary. The command says how many are left out."""
     chinese = "".join(map(chr, range(0x4E00, 0x4E00 + 2000)))
     (tmp_path / "text").write_text("the stone of rivers " * 9 + " ".join(chinese))
-    done = succeeds(main, command, tmp_path / "text", "--out", tmp_path / "t", "--vocab-size", size, "--type", kind)
+    done = succeeds(main, "build", tmp_path / "text", "--out", tmp_path / "t", "--vocab-size", size, "--type", kind)
     trained = load(str(tmp_path / "t"))
     assert trained.special.vocab_size <= size
     known = {trained.spell(number).lstrip("#▁") for number in range(trained.special.vocab_size)}
@@ -107,23 +95,18 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
         scores = [score for token, score in sorted(trained.source.content["model"]["vocab"]) if token in chinese]
         assert scores == sorted(scores) != sorted(scores, reverse=True)
     assert done.stderr.count(f"warning: {left_out:,} of the 2,010 different characters ") == (left_out > 0)
-    assert done.stderr.count("single characters take ") == (size == 1000)
-    assert done.stderr.count("gives no more") == (left_out == 0)
 
 
 @pytest.mark.parametrize(("kind", "size"), [((), 150), (("--type", "bpe", "--cased"), 300)])
 def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
     trained = (*kind, "--vocab-size", size)
     for command, out in (("build", "out"), ("train-tokenizer", "t")):
-        assert str(size) in succeeds(main, command, corpus, "--out", tmp_path / out, *trained).stderr
+        succeeds(main, command, corpus, "--out", tmp_path / out, *trained)
     dataset = bertdata.open(tmp_path / "out")
     assert (dataset.special_tokens.roles(), dataset.special_tokens.vocab_size) == (ROLES, size)
     digest = hashlib.sha256((tmp_path / "t" / "tokenizer.json").read_bytes()).hexdigest()
     assert dataset.manifest.tokenizer["tokenizer.json"] == digest
     refused(main, "train-tokenizer", corpus, "--out", tmp_path / "t", *trained, kind="out-exists", option="out")
-    done = succeeds(main, "build", corpus, "--out", tmp_path / "o", "--tokenizer", tmp_path / "t", *kind)
-    for option in ("--type", "--cased"):
-        assert (f"note: {option} " in done.stderr) == (option in kind)
 
 
 def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):
@@ -184,11 +167,10 @@ def test_a_byte_is_a_token_and_nothing_is_lost(tmp_path):
 def test_a_fixed_tokenizer_reads_no_text_and_gives_the_ids_of_proteins(tmp_path):
     fasta, proteins = ">sp|P1|ONE first\nMKTAYIAKQR\nQISFVKSHFS\n>two\nMGL*\n", ["MKTAYIAKQRQISFVKSHFS", "MGL*"]
     path, common = write(tmp_path / "proteins.fasta", fasta), ("--validation", 0)
-    done = succeeds(main, "train-tokenizer", "--type", "residues", "--out", tmp_path / "t", "--cased")
-    assert "note: --cased " in done.stderr
+    succeeds(main, "train-tokenizer", "--type", "residues", "--out", tmp_path / "t")
     succeeds(main, "build", path, "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", *common)
     done = succeeds(main, "build", path, "--type", "residues", "--vocab-size", 9, "--out", tmp_path / "o", *common)
-    assert "note: --vocab-size " in done.stderr
+    assert "note: --vocab-size " in done.stderr  # an option that has no effect is said
     one, other = (bertdata.open(tmp_path / name) for name in "so")
     assert one.dataset_id == other.dataset_id
     expected = [[RESIDUES.index(letter) if letter in RESIDUES else 3 for letter in text] for text in proteins]
