@@ -4,7 +4,7 @@
 
 Models have their published sizes where tensors are fake (dry.py): nothing is computed, but what needs a number of a
 tensor, or two devices, is an error. Where numbers count, models are small, and torch's kernel for sequences of unequal
-length runs on the CPU. `make gpu-dry` runs the files test_step.py and test_finite.py too.
+length runs on the CPU. `make gpu-dry` runs test_step.py too.
 """
 
 import functools
