@@ -15,7 +15,6 @@ from support.families import fast, model_of
 from support.runs import last_checkpoint, losses, refused_run, remove_after, seal, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from bertrain.__main__ import main
 from bertrain.lab import adapters
 from bertrain.lab.options import parse_lora
 
@@ -112,10 +111,10 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     start, data = last_checkpoint(runs(name)[0]), write_labelled(tmp_path / "train.tsv", repeat=4)
     options = ["--lr", 2e-2, "--batch-size", 4, "--epochs", 10, "--lora", "r=4,alpha=8"]
     command = ["finetune", *tuning(start, data, tmp_path / "out", *options)]
-    result = json_of(main, *command)
+    result = json_of("bertrain", *command)
     assert result["lora"] == "r=4,alpha=8"
     assert result["dev_accuracy"]["min"] > 0.8
-    succeeds(main, *command, "--seeds", 2)
+    succeeds("bertrain", *command, "--seeds", 2)
     one, other = (tmp_path / "out" / f"seed-{seed}" for seed in (0, 1))
     assert maps_of(start, one, AutoModelForSequenceClassification, AutoPeftModelForSequenceClassification)
     assert not torch.equal(weights_in(one)["classifier.weight"], weights_in(other)["classifier.weight"])

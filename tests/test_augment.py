@@ -15,7 +15,6 @@ from support.disk import before_rename, contents, write
 from support.runs import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertrain.__main__ import main
 from bertrain.commands import reading
 from bertrain.lab import augment, tables
 
@@ -26,7 +25,7 @@ def checkpoint(bert_run):
 
 
 def augmented(checkpoint, data, out, *more):
-    succeeds(main, "augment", "--checkpoint", checkpoint, "--train", data, "--out", out, *more)
+    succeeds("bertrain", "augment", "--checkpoint", checkpoint, "--train", data, "--out", out, *more)
     assert not out.with_name(out.name + ".parts").exists()
     return out.read_text()
 
@@ -158,7 +157,7 @@ def test_vectors_that_cannot_be_read_are_refused(tmp_path, limit):
 def test_a_stopped_command_uses_the_parts_of_its_options_alone_and_no_other_does(checkpoint, tmp_path, limit):
     def another():
         before = contents(parts)
-        refused(main, "augment", *common, "--candidates", 4, kind="busy")
+        refused("bertrain", "augment", *common, "--candidates", 4, kind="busy")
         assert contents(parts) == before
         times.append((parts / "000000.npy").stat().st_mtime_ns)
 
@@ -168,7 +167,7 @@ def test_a_stopped_command_uses_the_parts_of_its_options_alone_and_no_other_does
     for number, more in enumerate(([], ["--candidates", 3])):
         complete = augmented(checkpoint, data, tmp_path / f"complete{number}.tsv", *more)
         with before_rename("000002.npy", Mock(side_effect=KeyboardInterrupt)):
-            assert invoke(main, "augment", *common).exit_code == 130
+            assert invoke("bertrain", "augment", *common).exit_code == 130
         times = [(parts / "000000.npy").stat().st_mtime_ns]
         with before_rename("b.tsv", another):
             assert augmented(checkpoint, data, out, *more) == complete

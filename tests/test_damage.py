@@ -15,7 +15,6 @@ from support.runs import QUIET, cannot_read, train, weights_in
 
 from bertdata.format.records import read_record, write_record
 from bertrain import checkpoint, state
-from bertrain.__main__ import main
 
 
 def test_a_milestone_that_cannot_be_read_is_not_removed(finished, tmp_path, monkeypatch):
@@ -60,7 +59,7 @@ def test_a_damaged_model_is_one_sentence_in_every_command(dataset, model, tmp_pa
             continue
         for what, damage in damages(content, tmp_path / "made").items():
             (model / name).write_bytes(damage)
-            done = invoke(main, *arguments)
+            done = invoke("bertrain", *arguments)
             may_pass = name == "tokenizer_config.json" or (name == "config.json" and what == "object")
             assert done.exit_code or may_pass, (command, what, done.output)
             last = done.stderr.splitlines()[-1] if done.exit_code else "Error: "
@@ -76,14 +75,14 @@ def test_weights_of_strangers_are_no_pickles(dataset, model, tmp_path, command):
     (model / "model.safetensors").unlink()
     arguments = commands(model, dataset, tmp_path / "out")[command]
     option = {"init": "init", "evaluate": None, "finetune": "checkpoint"}[command]
-    refused(main, *arguments, kind="model-unreadable", option=option)
+    refused("bertrain", *arguments, kind="model-unreadable", option=option)
 
 
 @pytest.mark.parametrize("command", ["init", "pretrain", "evaluate", "finetune"])
 def test_the_attention_that_a_configuration_names_is_not_loaded(dataset, model, tmp_path, command):
     config = json.loads((model / "config.json").read_bytes())
     (model / "config.json").write_text(json.dumps(config | {"attn_implementation": "org/name"}))
-    succeeds(main, *commands(model, dataset, tmp_path / "out")[command])
+    succeeds("bertrain", *commands(model, dataset, tmp_path / "out")[command])
 
 
 @pytest.mark.parametrize("kind", ["own", "bert"])
@@ -99,7 +98,7 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
     for file, auto in (("config.json", names), ("tokenizer_config.json", {"AutoTokenizer": ["own.Tokenizer", None]})):
         content = json.loads((model / file).read_bytes())
         (model / file).write_text(json.dumps(content | {"auto_map": auto, "model_type": kind}))
-    done = invoke(main, *commands(model, dataset, tmp_path / "out")[command])
+    done = invoke("bertrain", *commands(model, dataset, tmp_path / "out")[command])
     assert done.exit_code == 0 or done.stderr.splitlines()[-1].startswith("Error: "), done.output
     assert not (tmp_path / "made").exists()
 
@@ -108,8 +107,8 @@ def test_a_dataset_that_does_not_count_its_text_has_no_bits_per_byte(dataset, be
     shards = shutil.copytree(dataset.path, tmp_path / "shards")
     write_record(shards / "manifest.json", read_record(shards / "manifest.json") | {"counts": {}})
     few = ["evaluate", "--checkpoint", bert_run, "--max-samples", 6, "--data"]
-    assert json_of(main, *few, shards) == json_of(main, *few, dataset.path) | {"bits_per_byte": None}
-    assert "not counted" in succeeds(main, *few, shards).stdout
+    assert json_of("bertrain", *few, shards) == json_of("bertrain", *few, dataset.path) | {"bits_per_byte": None}
+    assert "not counted" in succeeds("bertrain", *few, shards).stdout
     assert "validation_loss" in train(shards, tmp_path / "run", steps=1, **QUIET)[-1]
 
 
@@ -119,5 +118,5 @@ def test_ctrl_c_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch, "manual_seed", interrupt)
-    done = invoke(main, command, "--data", dataset.path, "--out", tmp_path / "run")
+    done = invoke("bertrain", command, "--data", dataset.path, "--out", tmp_path / "run")
     assert (done.exit_code, done.stderr.splitlines()[-1].split()[0]) == (130, "interrupted;")

@@ -17,7 +17,6 @@ from support.runs import last_checkpoint, learner, train
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import bertdata
-from bertrain.__main__ import main
 from bertrain.models.load import check_runs, load_model, new_model, start_from
 
 TOKENS = ["<|begin|>", "<|end|>", "<|unused 1|>", "<|unused 2|>"]
@@ -107,20 +106,20 @@ def test_a_decoder_attends_to_both_sides_wherever_its_checkpoint_is_loaded(decod
 def test_a_decoder_is_fine_tuned_for_what_transformers_has_a_head_for(decoder, dataset, tmp_path):
     train(dataset.path, tmp_path / "run", init=str(decoder("gemma3_text")), **OPTIONS)
     labelled = write_labelled(tmp_path / "train.tsv")
-    succeeds(main, "finetune", *tuning(tmp_path / "run", labelled, tmp_path / "tuned"))
+    succeeds("bertrain", "finetune", *tuning(tmp_path / "run", labelled, tmp_path / "tuned"))
     assert AutoConfig.from_pretrained(tmp_path / "tuned" / "seed-0").is_causal is False
     words = write(tmp_path / "words.txt", "a X", "dog Y", "", "a X", "cat Y")
     given = tuning(tmp_path / "run", words, tmp_path / "tags", "--task", "token")
-    refused(main, "finetune", *given, kind="model-unreadable", option="checkpoint", says="gemma3_text has no such head")
+    refused("bertrain", "finetune", *given, kind="model-unreadable", option="checkpoint", says="gemma3_text")
 
 
 def test_a_decoder_that_was_not_adapted_is_no_encoder_in_silence(decoder, dataset, tmp_path):
     given = "--checkpoint", decoder("llama"), "--data", dataset.path, "--length", 32
-    assert "was not trained to attend to both sides" in succeeds(main, "evaluate", *given).stderr
+    assert "was not trained to attend to both sides" in succeeds("bertrain", "evaluate", *given).stderr
     raw = shutil.copytree(decoder("llama"), tmp_path / "raw")
     write(raw / "tokenizer_config.json", json.dumps({"eos_token": "<|end|>", "pad_token": TOKENS[3]}))
     given = tuning(raw, write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned", "--lora", "r=2,alpha=4")
-    assert "attend to the left only" in succeeds(main, "finetune", *given).stderr
+    assert "attend to the left only" in succeeds("bertrain", "finetune", *given).stderr
     assert not [*(tmp_path / "tuned" / "seed-0" / "adapter").glob("README.md")]
 
 

@@ -12,7 +12,6 @@ from support.commands import json_of, waited
 from support.runs import QUIET, assert_near, entries, flags, launch, losses, on_ranks, remove_after, resumed_from, train
 
 from bertrain import checkpoint
-from bertrain.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def test_all_ranks_use_the_checkpoint_that_rank_0_sees_or_end(dataset, tmp_path,
     monkeypatch.setattr(os, "listdir", seen)
     given = ["--checkpoint", late, "--data", dataset.path, "--split", "train", "--length", 16, "--max-samples", 129]
     stated = json.loads(on_ranks(2, "bertrain.commands.evaluate", [*given, "--json"])[0].splitlines()[-1])
-    alone = json_of(main, "evaluate", *given)
+    alone = json_of("bertrain", "evaluate", *given)
     assert stated["samples"] == alone["samples"] == 129
     assert stated["targets"] == alone["targets"]
     assert stated["loss"] == pytest.approx(alone["loss"], rel=1e-6)

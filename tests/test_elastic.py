@@ -19,7 +19,6 @@ from support.runs import learner, learner_of, refused_run, train
 from transformers import AutoTokenizer
 
 from bertrain import checkpoint
-from bertrain.__main__ import main
 from bertrain.config import Config
 from bertrain.lab.elastic import search
 from bertrain.lab.elastic import space as elastic
@@ -60,7 +59,8 @@ def complete(configs, kind):
     return model
 
 
-succeeds, refused, json_of = (partial(run, main) for run in (commands.succeeds, commands.refused, commands.json_of))
+RUNS = (commands.succeeds, commands.refused, commands.json_of)
+succeeds, refused, json_of = (partial(run, "bertrain") for run in RUNS)
 
 
 # ------------------------------------------------------------------------------------------------------------- slicing

@@ -13,7 +13,6 @@ from support.runs import CPU, learner, learner_of, train, train_twice
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 import bertdata
-from bertrain.__main__ import main
 from bertrain.config import Config
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, projections_of, readable
 from bertrain.models.encoder import WHOLE_ROWS, mask_of_padding, recompute_activations
@@ -250,14 +249,14 @@ def test_every_command_takes_every_family(configs, dataset, tmp_path, name):
     run, data = tmp_path / "run", ("--data", dataset.path)
     train(dataset.path, run, model=configs[name], steps=1, eval_every=0)
     limits = ("--length", 32, "--steps", 1, "--global-batch-size", 4)
-    succeeds(main, "doctor", *data, "--out", tmp_path / "x", "--model", configs[name], *limits)
-    assert json_of(main, "evaluate", *data, "--checkpoint", run, "--show", 1)["loss"] > 0
+    succeeds("bertrain", "doctor", *data, "--out", tmp_path / "x", "--model", configs[name], *limits)
+    assert json_of("bertrain", "evaluate", *data, "--checkpoint", run, "--show", 1)["loss"] > 0
     limits = ("--length", 32, "--max-samples", 8, "--batch-size", 8, "--top-k", 4)
-    succeeds(main, "teacher", *data, "--model", run, "--out", tmp_path / "logits", *limits)
+    succeeds("bertrain", "teacher", *data, "--model", run, "--out", tmp_path / "logits", *limits)
     options = {"init": str(run), "teacher_cache": str(tmp_path / "logits"), "steps": 1, "eval_every": 0}
     taught = train(dataset.path, tmp_path / "taught", **options)
     assert taught[0]["distil_loss"] == pytest.approx(0, abs=1e-3)  # it begins as its teacher is
-    succeeds(main, "finetune", *tuning(run, write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"))
+    succeeds("bertrain", "finetune", *tuning(run, write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"))
 
 
 def test_a_loaded_roformer_does_not_train_its_sines(configs, dataset, tmp_path):

@@ -26,7 +26,6 @@ from support.sources import FEW, as_tables, stop_after_units
 
 import bertdata
 from bertdata import export
-from bertdata.cli import main
 
 SEP, MASK, PAD = 3, 4, 0
 SMALL = {"validation": 0, "shard_size": 40}
@@ -282,7 +281,7 @@ def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
     """Rows are documents with their separators."""
     first, seen = dataset.splits["train"].num_documents * (split == "validation"), []
     expected = stored(dataset)[first:][: dataset.splits[split].num_documents]
-    succeeds(main, "export", dataset.path, "--split", split, "--out", tmp_path / "rows")
+    succeeds("bertdata", "export", dataset.path, "--split", split, "--out", tmp_path / "rows")
     rows = pq.read_table(tmp_path / "rows")["input_ids"]
     assert (rows.to_pylist(), rows.type.value_type) == (expected, pa.int32())
     export(dataset, tmp_path / "new" / "rows", split=split, progress=lambda *at: seen.append(at))

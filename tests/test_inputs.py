@@ -38,7 +38,6 @@ from support.sources import (
 
 import bertdata
 from bertdata import finish
-from bertdata.cli import main
 from bertdata.sources.inputs import find_inputs
 
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -240,7 +239,7 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
         assert build(paths, tmp_path / "parts", part=(number, 3), **options) is None
     for path in paths:
         path.unlink()
-    replaced, skipped = succeeds(main, "build", "--finish", "--out", tmp_path / "parts").stderr.splitlines()[:2]
+    replaced, skipped = succeeds("bertdata", "build", "--finish", "--out", tmp_path / "parts").stderr.splitlines()[:2]
     assert " 800 " in skipped
     assert all(f" {paths[0]}, byte " in line for line in (replaced, skipped))
     for name in ("out", "parts"):

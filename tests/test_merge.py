@@ -14,7 +14,6 @@ from support.runs import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint
-from bertrain.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +27,8 @@ def runs(dataset, tmp_path_factory):
 
 def test_the_mean_is_exact_in_any_order_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
     one = tmp_path / "new" / "one"
-    assert succeeds(main, "merge", *runs, "--out", one).stderr == ""
-    succeeds(main, "merge", *reversed(runs), "--out", tmp_path / "two")
+    assert succeeds("bertrain", "merge", *runs, "--out", one).stderr == ""
+    succeeds("bertrain", "merge", *reversed(runs), "--out", tmp_path / "two")
     merged, parts = weights_in(one), [weights_in(last_checkpoint(run)) for run in runs]
     assert merged.keys() == parts[0].keys()
     for name, weight in merged.items():
@@ -42,7 +41,7 @@ def test_the_mean_is_exact_in_any_order_loads_is_evaluated_and_is_trained_furthe
     before, after = map(AutoTokenizer.from_pretrained, (last_checkpoint(runs[0]), one))
     assert after("the stone")["input_ids"] == before("the stone")["input_ids"]
     assert after.model_max_length == before.model_max_length
-    loss = json_of(main, "evaluate", "--checkpoint", one, "--data", dataset.path, "--length", 32)["loss"]
+    loss = json_of("bertrain", "evaluate", "--checkpoint", one, "--data", dataset.path, "--length", 32)["loss"]
     log = train(dataset.path, tmp_path / "on", init=str(one), **QUIET, steps=1)
     assert log[0]["loss"] == pytest.approx(loss, abs=0.5)
 
@@ -58,7 +57,7 @@ def test_the_mean_has_a_head_for_next_sentences_and_the_effect_of_adapters(runs,
     options = QUIET | options | ({"init": str(runs[0])} if "init" in options else {})
     for seed in (0, 1):
         train(dataset.path, tmp_path / f"{seed}", **options, steps=1, seed=seed)
-    succeeds(main, "merge", tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
+    succeeds("bertrain", "merge", tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
     one, two = (weights_in(last_checkpoint(tmp_path / run))[name].double() for run in "01")
     assert not torch.equal(one, two)
     assert torch.equal(weights_in(tmp_path / "merged")[name], ((one + two) / 2).float())
@@ -74,7 +73,7 @@ def test_what_cannot_be_merged_is_refused(runs, bert_run, finished, tmp_path):
     write(other / "tokenizer.json", json.dumps(content))
     write(shutil.copytree(first, tmp_path / "damaged") / "model.safetensors", "damaged")
     tune = tuning(runs[0], write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned", "--length", 16, "--seeds", 2)
-    succeeds(main, "finetune", *tune)
+    succeeds("bertrain", "finetune", *tune)
     for given, kind, option, says in (
         ([first], "missing", "checkpoints", ""),
         ([finished, last_checkpoint(finished)], "conflict", "checkpoints", ""),
@@ -84,7 +83,7 @@ def test_what_cannot_be_merged_is_refused(runs, bert_run, finished, tmp_path):
         ([first, other], "tokenizer-differs", "checkpoints", ""),
         ([tmp_path / "tuned" / f"seed-{seed}" for seed in (0, 1)], "weights-missing", None, ""),
     ):
-        refused(main, "merge", *given, "--out", out, kind=kind, option=option, says=says)
+        refused("bertrain", "merge", *given, "--out", out, kind=kind, option=option, says=says)
     assert not out.exists()
     write(out / "notes.txt", "mine")
-    refused(main, "merge", *runs, "--out", out, kind="out-exists", option="out")
+    refused("bertrain", "merge", *runs, "--out", out, kind="out-exists", option="out")

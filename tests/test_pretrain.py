@@ -31,7 +31,6 @@ import bertdata
 from bertdata.tokenize.load import load
 from bertdata.torch import tensors
 from bertrain import card, checkpoint, state
-from bertrain.__main__ import main
 from bertrain.commands.trace import stream_of
 from bertrain.config import Config
 
@@ -72,7 +71,7 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
         number = int((given["labels"] != -100).sum())
         with torch.no_grad():
             total, count = total + model(**given).loss.item() * number, count + number
-    stated = json_of(main, "evaluate", "--checkpoint", finished, "--data", dataset.path)
+    stated = json_of("bertrain", "evaluate", "--checkpoint", finished, "--data", dataset.path)
     assert (stated["checkpoint"], stated["length"]) == (str(finished / "step-00000006"), 32)
     assert stated["reference"]["uniform"] == pytest.approx(np.log(dataset.special_tokens.vocab_size))
     assert stated["targets"] == count
@@ -110,7 +109,7 @@ def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(datase
     """A run takes such a checkpoint for no damaged one, and goes on from it once it can be read."""
     before = contents(copied)
     cannot_read(monkeypatch, copied / "step-00000006" / name, number)
-    refused(main, "pretrain", *flags(dataset.path, copied, steps=6), kind="unreadable")
+    refused("bertrain", "pretrain", *flags(dataset.path, copied, steps=6), kind="unreadable")
     monkeypatch.undo()
     assert contents(copied) == before
     assert checkpoint.choose(copied) == (copied / "step-00000006", [])
@@ -122,7 +121,7 @@ def test_a_run_can_be_repeated_from_its_configuration(finished, tmp_path):
     record["config"]["isolate_documents"] = True
     (tmp_path / "run.json").write_text(json.dumps(record))
     given = ["--config", tmp_path / "run.json", "--out", out, "--epochs", "0.01", "--no-isolate-documents"]
-    succeeds(main, "pretrain", *given)
+    succeeds("bertrain", "pretrain", *given)
     assert entries(out)[0]["loss"] == entries(finished)[0]["loss"]
     assert entries(out)[-1]["step"] == 1
 
@@ -140,7 +139,7 @@ def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_t
     shards = built(tmp_path, "the stone\n\nthe river\n\n" * 20, tokenizer=str(vocabulary), validation=0).path
     given = {"init": last_checkpoint(finished), "model": ""}
     refused_run(shards, tmp_path / "run", **given, kind="tokenizer-differs")
-    refused(main, "evaluate", "--checkpoint", finished, "--data", shards, kind="tokenizer-differs")
+    refused("bertrain", "evaluate", "--checkpoint", finished, "--data", shards, kind="tokenizer-differs")
     refused_run(shards, tmp_path / "run", kind="too-short-to-mask", option="mlm_probability")
 
 
@@ -175,14 +174,14 @@ def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset,
     for options, option in (({"budget": "9s"}, "budget"), ({"beta1": 0.5}, "beta1"), ({"average": 0.5}, "average")):
         file.write_text(json.dumps({"config": config | options}))
         refused_run(dataset.path, copied, steps=9, kind="other-settings", option=option)
-    refused(main, "pretrain", "--config", file, kind="unknown", option="average", given=0.5)
+    refused("bertrain", "pretrain", "--config", file, kind="unknown", option="average", given=0.5)
     file.write_text(json.dumps({"config": config | {"average": 0.0, "branch": "base"}}))
     train(dataset.path, copied, steps=9)
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_one_of_others(dataset, tmp_path):
     with checkpoint.lock(tmp_path / "run"):
-        refused(main, "pretrain", *flags(dataset.path, tmp_path / "run"), kind="busy")
+        refused("bertrain", "pretrain", *flags(dataset.path, tmp_path / "run"), kind="busy")
         assert (tmp_path / "run" / ".lock").exists()
     for name in ("notes.txt", "slurm-1.out", ".hidden", "mine.toml"):
         (tmp_path / "run" / name).touch()
@@ -194,9 +193,9 @@ def test_a_run_directory_in_use_is_refused_and_so_is_one_of_others(dataset, tmp_
 def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["--data", dataset.path, "--model", TINY, "--length", 32, "--global-batch-size", 6]
-    first, *_ = succeeds(main, "pretrain", *given, "--steps", 1).stdout.splitlines()
+    first, *_ = succeeds("bertrain", "pretrain", *given, "--steps", 1).stdout.splitlines()
     resuming = shlex.split(first.partition("; ")[2].removesuffix(" resumes this run"))
-    assert "the run is complete" in succeeds(main, *resuming[1:]).stdout
+    assert "the run is complete" in succeeds("bertrain", *resuming[1:]).stdout
     config = Config.make(data=str(dataset.path), model=TINY)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     made = [checkpoint.directory_of(config) for _ in range(2)]

@@ -22,7 +22,6 @@ from support.disk import before_rename, published, put, write
 from support.sources import made
 
 from bertdata import Shares, TextFormat
-from bertdata.cli import main
 from bertdata.sources.inputs import local
 from bertdata.sources.plan import Part, split
 from bertdata.tokenize.load import load
@@ -52,14 +51,14 @@ def test_without_the_library_or_a_cluster_one_sentence_says_so_at_once(tmp_path,
     arguments = [corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray"]
     with monkeypatch.context() as hidden:
         hidden.setitem(sys.modules, "ray", None)
-        refused(main, "build", *arguments, kind="not-installed", option="ray")
+        refused("bertdata", "build", *arguments, kind="not-installed", option="ray")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         monkeypatch.setattr("ray.init", Mock(side_effect=AssertionError))  # it would ask for a minute
         for value in ([], [address]):
-            refused(main, "build", *arguments, *value, kind="cluster-failed", option="ray", given=address)
+            refused("bertdata", "build", *arguments, *value, kind="cluster-failed", option="ray", given=address)
     assert not (tmp_path / "out").exists()
 
 
@@ -149,7 +148,7 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
     rows = [json.dumps({"text": f"the stone {number}"}) for number in range(300)]
     rows[150], rows[290] = '{"text": 5}', "{"
     arguments = [put(tmp_path / "rows.jsonl", "\n".join(rows)), "--tokenizer", vocab, "--shard-size", 500]
-    alone = invoke(main, "build", *arguments, "--out", tmp_path / "threads")
+    alone = invoke("bertdata", "build", *arguments, "--out", tmp_path / "threads")
     run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address)
     out, said = run.communicate()
     assert (run.returncode, alone.exit_code, out) == (1, 1, "")

@@ -25,7 +25,6 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertdata.errors import install
 from bertrain import card, checkpoint, state, trackers
-from bertrain.__main__ import main
 from bertrain.commands import report
 
 # ---------------------------------------------------------------------------------------------------------------- cards
@@ -143,14 +142,14 @@ def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(tr
 def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
     data, path = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned" / "seed-0" / "README.md"
     command = ["finetune", *tuning(trained, data, tmp_path / "tuned")]
-    succeeds(main, *command)
+    succeeds("bertrain", *command)
     (run,) = json.loads((tmp_path / "tuned" / "result.json").read_bytes())["runs"]
     about, rows = ModelCard.load(path), cells(path.parent)
     assert (about.data.license, rows["rows"], rows["epochs"]) == ("other", "6", "1")
     assert rows["dev accuracy"] == f"{run['dev']['accuracy']:.4f}"
     assert " `step-00000004`" in about.text
     path.write_text("mine\n")
-    succeeds(main, *command)
+    succeeds("bertrain", *command)
     assert path.read_text() == "mine\n"
 
 
@@ -300,7 +299,7 @@ def test_a_run_without_an_evaluation_or_options_is_drawn_and_one_without_a_step_
     assert len(data["warnings"]) == 2
     empty = write(tmp_path / "empty", [{"step": 0, "stream": {"length": 8}}])
     for wrong, kind in ((empty, "empty"), (tmp_path / "none", "not-a-run")):
-        refused(main, "plot", wrong, "--html", tmp_path / "x.html", kind=kind, option="runs", given=str(wrong))
+        refused("bertrain", "plot", wrong, "--html", tmp_path / "x.html", kind=kind, option="runs", given=str(wrong))
 
 
 def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
@@ -331,7 +330,7 @@ def test_a_picture_and_a_page_are_both_written_of_any_path(tmp_path):
     picture, html = tmp_path / "curves.png", tmp_path / "runs.html"
     for about in ("[" * 100_000, "", "5", json.dumps({"config": {"data": name}})):
         (run / "run.json").write_text(about)
-        assert succeeds(main, "plot", run, "--out", picture, "--html", html).output == f"{html}\n{picture}\n"
+        assert succeeds("bertrain", "plot", run, "--out", picture, "--html", html).output == f"{html}\n{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert html.read_text().startswith("<!doctype html>")
     assert "<img" not in html.read_text()

@@ -17,7 +17,6 @@ from support.limits import limits
 from support.servers import Handler, serving, use_server
 from support.sources import made
 
-from bertdata.cli import main
 from bertdata.remote import access, stores, web
 
 ROWS = [f"the stone {number} under the river" for number in range(150)]
@@ -167,7 +166,9 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
     ):
         for fault in faults:
             fail({1 if kind == "changed" else -1: fault})
-            sentence = refused(main, "build", urls[scheme], "--out", tmp_path / "out", "--tokenizer", vocab, kind=kind)
+            sentence = refused(
+                "bertdata", "build", urls[scheme], "--out", tmp_path / "out", "--tokenizer", vocab, kind=kind
+            )
             assert sentence.startswith(urls[scheme].partition("?")[0])
             assert "secret" not in sentence
             assert Faulty.count >= tries

@@ -12,7 +12,6 @@ from support.data import built, byte_level_bpe, data_of, import_ids, make_text, 
 
 import bertdata
 from bertdata.choices import MASKING_POLICIES
-from bertdata.cli import main
 from bertdata.look.facts import report
 
 OPTIONS = {"length": 32, "global_batch_size": 8, "world_size": 2}
@@ -77,10 +76,12 @@ def test_long_rows_make_no_larger_page(made, tmp_path):
 
 def test_the_command_writes_the_page_and_no_paths_but_that_of_the_dataset(made, tmp_path):
     arguments = ["--html", tmp_path / "page.html", "--length", 32, "--global-batch-size", 8, "--world-size", 2]
-    assert succeeds(main, "inspect", made[0].path, *arguments).stdout == f"{tmp_path / 'page.html'}\n"
+    assert succeeds("bertdata", "inspect", made[0].path, *arguments).stdout == f"{tmp_path / 'page.html'}\n"
     assert (tmp_path / "page.html").read_text() == made[1]
     without = write_dataset(tmp_path / "shards", [([7, 8, 3], [3], None)])
-    refused(main, "inspect", without, "--html", tmp_path / "none.html", kind="tokenizer-not-found", option="tokenizer")
+    refused(
+        "bertdata", "inspect", without, "--html", tmp_path / "none.html", kind="tokenizer-not-found", option="tokenizer"
+    )
     about = data_of((tmp_path / "page.html").read_text())["about"]
     assert about["tokenizer"].keys() == {"name", "kind", "vocab_size", "special_tokens"}
 

@@ -35,7 +35,6 @@ import bertdata
 from bertdata.torch import tensors
 from bertrain import checkpoint, ranks, speed
 from bertrain import evaluate as evaluation
-from bertrain.__main__ import main
 from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import Stream
@@ -213,7 +212,7 @@ def examine(data, out, *, phase=(), **options):
     if phase:
         options["config"] = toml(out.with_name("run.toml"), phase=phase)
     words = (word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value))
-    result = invoke(main, "doctor", *words)
+    result = invoke("bertrain", "doctor", *words)
     lines = (line for line in result.output.splitlines() if line[4:6] == "  ")  # not those about defaults
     return result.exit_code, {line.split()[1]: line for line in lines}
 

@@ -22,7 +22,6 @@ from support.runs import CPU, QUIET, TINY, last_checkpoint, learner, learner_of,
 
 import bertdata
 from bertdata.support import read_record, write_record
-from bertrain.__main__ import main
 from bertrain.config import Config
 from bertrain.data import micro_batches
 from bertrain.lab.distillation import answers
@@ -58,7 +57,7 @@ def caches(dataset, big, once):
 
     def make(folder):
         for name, top_k in (("all", 10**6), ("few", 64)):
-            succeeds(main, *ask(dataset, big, folder / name, "--variants", VARIANTS, top_k=top_k))
+            succeeds("bertrain", *ask(dataset, big, folder / name, "--variants", VARIANTS, top_k=top_k))
 
     return {name: once("caches", make) / name for name in ("all", "few")}
 
@@ -121,7 +120,7 @@ def test_a_cache_belongs_to_its_samples_and_its_teacher(dataset, corpus, vocab, 
     others = ["--seed 1", "--length 24", "--mlm-probability 0.2", "--masking whole_word", "--shuffle blocks"]
     for change in (*others, "--samples packed", "--top-k 8", "--variants 3", f"--model {bert_run}"):
         given = ask(dataset, big, caches["few"], "--variants", VARIANTS, *change.split())
-        refused(main, *given, kind="other-settings", option="out")
+        refused("bertrain", *given, kind="other-settings", option="out")
     build([corpus], tmp_path / "same", tokenizer=vocab)
     build([corpus], tmp_path / "other", vocab_size=60)
     known = {"teacher_cache": caches["few"], "model": TINY, "kind": "other-stream", "option": "teacher_cache"}
@@ -135,28 +134,28 @@ def test_a_cache_belongs_to_its_samples_and_its_teacher(dataset, corpus, vocab, 
 def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path, monkeypatch):
     """A cache within the limit has the masks of the recipe, or those that are given beside it."""
     arguments = ask(dataset, big, tmp_path / "logits")
-    refused(main, *arguments, kind="missing", option="max_samples")
+    refused("bertrain", *arguments, kind="missing", option="max_samples")
     arguments += ["--max-samples", 100, "--recipe", "tiny"]
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=500))
-        refused(main, *arguments, kind="missing", option="yes")
+        refused("bertrain", *arguments, kind="missing", option="yes")
     with limits(teacher_bytes=1000, teacher_units=2):
-        refused(main, *arguments, kind="missing", option="yes")
-        succeeds(main, *arguments, "--yes")
-        succeeds(main, *arguments, "--yes", "--mlm-probability", 0.15, "--out", tmp_path / "other")
+        refused("bertrain", *arguments, kind="missing", option="yes")
+        succeeds("bertrain", *arguments, "--yes")
+        succeeds("bertrain", *arguments, "--yes", "--mlm-probability", 0.15, "--out", tmp_path / "other")
     headers = [read_record(tmp_path / name / "cache.json") for name in ("logits", "other")]
     assert [header["stream"]["masking"]["probability"] for header in headers] == [0.3, 0.15]
     assert headers[0]["unit_samples"] == 50  # of at most two units
 
 
 def test_damage_is_found_and_named(caches, tmp_path):
-    assert "sound" in succeeds(main, "teacher", "--verify", caches["few"]).output
+    assert "sound" in succeeds("bertrain", "teacher", "--verify", caches["few"]).output
     out = shutil.copytree(caches["few"], tmp_path / "logits")
     np.load(out / "unit-00001.ids.npy", mmap_mode="r+")[7] = 65535
     (out / "unit-00002.json").unlink()
     with open(out / "unit-00003.tails.npy", "ab") as file:
         file.write(b"\0")
-    sentence = refused(main, "teacher", "--verify", out, kind="damaged")
+    sentence = refused("bertrain", "teacher", "--verify", out, kind="damaged")
     assert all(name in sentence for name in ("unit-00001.ids.npy", "unit-00002.json", "unit-00003.tails.npy"))
     for position in (UNIT, 3 * UNIT):
         with refuses("damaged"):
@@ -186,8 +185,8 @@ def test_ids_beyond_16_bits_are_kept(dataset, tmp_path):
     torch.nn.init.constant_(model.get_output_embeddings().bias[70_000], 9.0)
     model.save_pretrained(tmp_path / "big")
     given = ask(SimpleNamespace(path=shards), tmp_path / "big", tmp_path / "logits", "--variants", 1, top_k=2)
-    succeeds(main, *given)
-    succeeds(main, "teacher", "--verify", tmp_path / "logits")
+    succeeds("bertrain", *given)
+    succeeds("bertrain", "teacher", "--verify", tmp_path / "logits")
     found = answers.TeacherCache(tmp_path / "logits").read(np.arange(2), 70_001)
     assert found.ids.dtype == np.uint32
     assert found.ids[:, 0, 0].tolist() == [70_000] * 2
@@ -200,7 +199,7 @@ def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_
     header["stream"]["masking"] |= {"random_from": "ordinary"}
     del header["stream"]["masking"]["rule"]
     write_record(cache / "cache.json", header)
-    succeeds(main, *ask(dataset, big, cache, "--variants", VARIANTS))
+    succeeds("bertrain", *ask(dataset, big, cache, "--variants", VARIANTS))
     train(dataset.path, tmp_path / "run", **QUIET, teacher_cache=str(cache), steps=2)
     assert '"rule": 1' in (tmp_path / "run" / "log.jsonl").read_text()
 
@@ -209,7 +208,7 @@ def test_a_cache_that_ends_before_the_run_or_its_variants_is_refused_and_a_compl
     dataset, big, caches, tmp_path
 ):
     size, few = VARIANTS * loader_of(dataset, caches["few"]).num_samples, tmp_path / "logits"
-    succeeds(main, *ask(dataset, big, few, "--variants", VARIANTS, "--max-samples", 20, top_k=4))
+    succeeds("bertrain", *ask(dataset, big, few, "--variants", VARIANTS, "--max-samples", 20, top_k=4))
     for steps, rows in ((4, 6), (1, size + 5)):
         how = {"kind": "not-stored", "option": "teacher_cache", "given": min(size, steps * rows)}
         options = QUIET | {"steps": steps, "global_batch_size": rows, "micro_batch_size": 64, "teacher_cache": few}

@@ -16,7 +16,6 @@ from support.disk import before_rename, contents, flip, published, without_origi
 from support.servers import serving
 
 import bertdata
-from bertdata.cli import main
 from bertdata.format.records import read_record, write_record
 from bertdata.remote import stores
 from bertdata.remote.copies import LOCK, pull, push
@@ -228,7 +227,7 @@ def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path):
         assert pull(url, tmp_path / f"copy{number}") == dataset.dataset_id
         assert published(tmp_path / f"copy{number}") == without_origins(dataset.path)
         assert bertdata.open(f"{url}@sha{number}").dataset_id == dataset.dataset_id
-    succeeds(main, "push", dataset.path, f"{root}/b", "--origins")
+    succeeds("bertdata", "push", dataset.path, f"{root}/b", "--origins")
     pull(f"{root}/b", tmp_path / "all")
     assert published(tmp_path / "all") == published(dataset.path)
     assert hub.private
@@ -237,11 +236,11 @@ def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path):
 def test_everybody_sees_a_dataset_only_if_that_is_said(hub, dataset):
     root = "hf://datasets/org/name"
     hub.create_repo("org/name", repo_type="dataset", exist_ok=True, private=False)
-    refused(main, "push", dataset.path, root, kind="missing", option="public")
+    refused("bertdata", "push", dataset.path, root, kind="missing", option="public")
     assert list(hub.commits) == ["sha0"]
-    succeeds(main, "push", dataset.path, root, "--public")
-    succeeds(main, "push", dataset.path, root)  # it is there
-    refused(main, "push", dataset.path, root, "--origins", kind="missing", option="public")
+    succeeds("bertdata", "push", dataset.path, root, "--public")
+    succeeds("bertdata", "push", dataset.path, root)  # it is there
+    refused("bertdata", "push", dataset.path, root, "--origins", kind="missing", option="public")
     names = hub.commits["sha1"].keys() - {".gitattributes"}
     assert names == without_origins(dataset.path).keys()
     hub.__init__()

@@ -13,7 +13,6 @@ from support.runs import QUIET, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.support import LoadedTokenizer, load_tokenizer
-from bertrain.__main__ import main
 from bertrain.lab import transplant
 
 KINDS = [(kind, 0) for kind in ("bert", "modernbert", "albert", "deberta-v2", "bert untied")]
@@ -49,7 +48,7 @@ def checkpoint(ordinary, tmp_path):
 
 
 def moved(directory, tokenizer, out):
-    return succeeds(main, "transplant", "--checkpoint", directory, "--tokenizer", tokenizer, "--out", out).stdout
+    return succeeds("bertrain", "transplant", "--checkpoint", directory, "--tokenizer", tokenizer, "--out", out).stdout
 
 
 @torch.no_grad()
@@ -122,7 +121,7 @@ def test_a_head_for_next_sentences_is_kept_and_the_tokenizer_is_as_the_model_tak
     train(dataset.path, tmp_path / "run", **QUIET, objective="mlm+nsp", steps=1)
     moved(tmp_path / "run", vocab, tmp_path / "moved")
     cut = ["--layers", 1, "--width", 16, "--heads", 1, "--out", tmp_path / "small"]
-    succeeds(main, "extract", "--checkpoint", tmp_path / "run", *cut)
+    succeeds("bertrain", "extract", "--checkpoint", tmp_path / "run", *cut)
     before, after, small = (weights_in(tmp_path / name) for name in ("run/last", "moved", "small"))
     for name, size in (("cls.seq_relationship.weight", 2), ("bert.pooler.dense.weight", 16)):
         assert torch.equal(before[name], after[name])

@@ -33,7 +33,6 @@ from support.sources import (
 )
 
 import bertdata
-from bertdata.cli import main
 
 
 class Refused(NamedTuple):
@@ -303,10 +302,10 @@ def test_files_give_these_documents(tmp_path, monkeypatch, files, options, expec
     arguments = ["build", *inputs, "--out", "out", *options]
     piped = {"input": io.BufferedReader(OneByOne(files.get("-")))}
     if isinstance(expected, Refused):
-        refused(main, *arguments, kind=expected.kind, option=expected.option, says=expected.says, **piped)
+        refused("bertdata", *arguments, kind=expected.kind, option=expected.option, says=expected.says, **piped)
         assert not Path("out").exists()
         return
-    lines = succeeds(main, *arguments, **piped).stderr.splitlines()
+    lines = succeeds("bertdata", *arguments, **piped).stderr.splitlines()
     assert len(lines) == len(said), lines
     assert all(part in f"{line}\n" for part, line in zip(said, lines, strict=True)), lines
     dataset = bertdata.open("out")

@@ -20,9 +20,7 @@ from support.runs import flags, seal
 
 import bertdata
 from bertdata import BertdataError
-from bertdata.cli import main as data_main
 from bertdata.format.records import read_record
-from bertrain.__main__ import main
 from bertrain.cli import command
 from bertrain.commands import pairs
 from bertrain.lab.distillation.answers import TeacherCache
@@ -71,7 +69,7 @@ def answered(folder, given):
     model, dataset = given("bert_run") / "step-00000002", given("dataset").path
     options = ["--max-samples", 6, "--length", 32, "--top-k", 4, "--variants", 1]
     ask = ["teacher", "--model", model, "--data", dataset, *options]
-    made = given("once")("teacher", lambda place: succeeds(main, *ask, "--out", place / "logits"))
+    made = given("once")("teacher", lambda place: succeeds("bertrain", *ask, "--out", place / "logits"))
     shutil.copytree(made / "logits", folder / "logits")
 
 
@@ -89,7 +87,7 @@ def from_saved(path, given):
 
 
 def build_of(inputs, out):
-    return invoke(data_main, "build", inputs, "--out", out, "--type", "bytes", "--workers", 1)
+    return invoke("bertdata", "build", inputs, "--out", out, "--type", "bytes", "--workers", 1)
 
 
 def with_members(**members):
@@ -105,7 +103,7 @@ def pickled(value):
 def resumed(path, given):
     """checkpoint.json states the damaged bytes, as a hostile checkpoint would."""
     seal(path.parent)
-    return invoke(main, "pretrain", *flags(given("dataset").path, path.parent.parent, steps=3, model="bert-tiny"))
+    return invoke("bertrain", "pretrain", *flags(given("dataset").path, path.parent.parent, steps=3, model="bert-tiny"))
 
 
 def opened(path, given=None):
@@ -121,7 +119,7 @@ def modelled(path, given):
 
 
 def plotted(path, given):
-    return invoke(main, "plot", path.parent, "--out", path.parent / "x.png")
+    return invoke("bertrain", "plot", path.parent, "--out", path.parent / "x.png")
 
 
 UNREADABLE, LINES = "model-unreadable unsupported", "not-of-format not-text bad-row empty no-column"
@@ -146,7 +144,9 @@ READERS = [
     Reader("config.json", dumps(BERT), modelled, UNREADABLE, more=(*map(dumps, NO_BERT), b'{"model_type": "berd"}')),
     Reader("run.toml", b"lr = 0.5", configured, f"malformed unknown {OTHER}", "empty list", (b"lrr = 1",)),
     Reader("run.json", b'{"config": {"lr": 0.5}}', configured, f"malformed unknown {OTHER}", more=NO_OPTIONS),
-    Reader("run/run.json", trained, lambda path, given: invoke(main, "trace", path.parent, "--step", 1), "not-a-run"),
+    Reader(
+        "run/run.json", trained, lambda path, given: invoke("bertrain", "trace", path.parent, "--step", 1), "not-a-run"
+    ),
     Reader("run/step-00000002/trainer.json", trained, resumed, "damaged", more=NO_STATES),
     Reader("run/step-00000002/optimizer.pt", trained, resumed, "other-settings", more=(*map(pickled, ([1], 5, {})),)),
     Reader("result.json", dumps(RESULT), plotted, "not-a-run", more=NO_RESULTS),

@@ -14,8 +14,6 @@ from support.commands import refused, refuses
 from support.data import build, import_ids
 from support.disk import write_all
 
-from bertdata.cli import main
-
 NAN, TEXTS, IDS = float("nan"), ["salt", "river"], [[10, 11, 3], [12]]
 PREPARE, SECRET = "bertdata.prepare", "s3://key:secret@bucket/a.txt"
 URLS = f"{SECRET} az://container/a.txt?sig=secret http://[::1/secret s3:// hf://datasets/one https://host:port/a.txt "
@@ -167,7 +165,7 @@ def test_a_command_that_makes_no_sense_is_refused(vocab, line, kind, option):
     for more, value in (("--out", "out"), ("--tokenizer", vocab)):
         if name in ("build", "import") and more not in words and (more == "--out" or "--finish" not in words):
             words += [more, value]
-    assert "secret" not in refused(main, name, *words, kind=kind, option=option)
+    assert "secret" not in refused("bertdata", name, *words, kind=kind, option=option)
     assert os.listdir() == before
 
 

@@ -14,7 +14,6 @@ from support.disk import write
 from support.families import EVERY, SIZES, fast, four_rows
 from support.runs import QUIET, TINY, assert_near, changing, last_checkpoint, learner, train, train_twice
 
-from bertrain.__main__ import main
 from bertrain.models import families, load
 
 GROWN = {"phase": changing(0.5, layers=[1, None])}
@@ -72,7 +71,7 @@ def run_of(name, dataset, roberta_dataset, other, bert_run, configs, once, tmp_p
 
     def answer(folder):
         ask = ["--model", bert_run, "--data", dataset.path, "--max-samples", 24, "--length", 32, "--top-k", 8]
-        succeeds(main, "teacher", *ask, "--out", folder / "cache")
+        succeeds("bertrain", "teacher", *ask, "--out", folder / "cache")
 
     data = (roberta_dataset if name == "mpnet" else dataset).path  # MPNet knows no other padding id
     options = QUIET | {"steps": 4, "save_every": 2, "global_batch_size": 6} | RUNS[name]
@@ -91,7 +90,7 @@ def test_a_stopped_run_ends_in_the_same_bits_and_transformers_reads_its_checkpoi
     data, options = run_of
     log = train_twice(data, tmp_path / "run", 2, **options)
     if not isinstance(data, list):
-        stated = json_of(main, "evaluate", "--checkpoint", tmp_path / "run", "--data", data)
+        stated = json_of("bertrain", "evaluate", "--checkpoint", tmp_path / "run", "--data", data)
         assert stated["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-4)
     last, (_, piece) = last_checkpoint(tmp_path / "run"), four_rows(dataset)
     ours = learner(load.load_model(last)).eval()

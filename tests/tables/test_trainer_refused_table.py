@@ -10,8 +10,6 @@ from support.commands import refused
 from support.disk import contents, write
 from support.families import LISTED
 
-from bertrain.__main__ import main
-
 PLAIN = {  # command → arguments that make sense, after which those of a row come
     "pretrain": "--data shards --out out --length 32 --steps 4 --global-batch-size 6",
     "finetune": "--checkpoint run --train data.tsv --dev data.tsv --out out --seeds 1 --epochs 1",
@@ -112,6 +110,6 @@ LINES = [(line, *kind.split(), None)[:3] for kind, lines in REFUSED.items() for 
 @pytest.mark.parametrize(("line", "kind", "option"), LINES)
 def test_a_command_that_makes_no_sense_is_refused(tmp_path, line, kind, option):
     before, (name, *words) = contents(tmp_path), shlex.split(line)
-    refused(main, name, *shlex.split(PLAIN[name]), *words, kind=kind, option=option)
+    refused("bertrain", name, *shlex.split(PLAIN[name]), *words, kind=kind, option=option)
     assert contents(tmp_path) == before
     assert name != "pretrain" or not Path("out").exists()

@@ -20,7 +20,6 @@ from support.servers import directory_as_store
 
 from bertdata import BertdataError, Loader, export, finish
 from bertdata.remote.copies import pull, push
-from bertrain.__main__ import main
 
 SMALL = {"shard_size": 900, "validation": 0.2, "workers": 1}
 """Of two threads each may rename what the other does not name."""
@@ -78,7 +77,7 @@ def command(name, last, arguments, calls=3):
     """A command of bertrain that writes to out/out.tsv, a file or a directory. Its error is raised as it was."""
 
     def run(given, out):
-        done = invoke(main, name, *arguments(given), "--out", out / "out.tsv")
+        done = invoke("bertrain", name, *arguments(given), "--out", out / "out.tsv")
         error = done.exception
         while error and not isinstance(error, BertdataError | OSError | KeyboardInterrupt):
             error = error.__context__
