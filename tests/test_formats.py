@@ -29,7 +29,6 @@ from support.sources import (
 )
 
 from bertdata.sources.inputs import find_inputs
-from bertdata.sources.plan import find_blocks
 
 # -------------------------------------------------------------------------------------------------------- CSV and TSV
 
@@ -194,9 +193,9 @@ def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes
         some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), **form)
         plan = plan_of(paths, **form)
         parts = plan.parts(cpus)
-        blocks = [block for part in parts for block in find_blocks(plan, units=part.units)]
+        blocks = [each for part in parts for each in blocks_of(paths, lambda unit: True, part.units, **form)]
     assert [each[:2] for each in some] == [(unit, text) for unit, _, text in every if mask >> unit % 16 & 1]
-    assert [(block.unit, start) for block in blocks for start in block.decode().starts] == [each[:2] for each in every]
+    assert [(block.unit, start) for block, some in blocks for start in some.starts] == [each[:2] for each in every]
     assert [unit for part in parts for unit in part.units] == list(plan.units)
     assert {part.units.start for part in parts} <= {part.units.start for part in plan.parts()}
     total = sum(path.stat().st_size for path in paths)
