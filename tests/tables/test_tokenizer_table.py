@@ -105,12 +105,7 @@ GAP = {"mask_token": "<gap>"}
 JAPANESE = {"tokenizer_class": "BertJapaneseTokenizer", "model_type": "bert"}
 LIKE_BERT, LIKE_GPT = {"tokenizer_class": "BertTokenizer"}, {"tokenizer_class": "RobertaTokenizer"}
 TO_NFC = ('"normalizer":null', '"normalizer":{"type":"NFC"}')
-NO_TOKENIZERS = [
-    "",
-    "{}",
-    '{"model": {"type": "Magic"}}',
-    '{"normalizer": {"type": "Precompiled"}}',
-]  # the last: a panic
+NO_TOKENIZERS = ["", "{}", '{"model": {"type": "Magic"}}', '{"normalizer": {"type": "Precompiled"}}']
 DIRECTORIES = [
     # --------------------------------------------------------------------------------------- vocab.txt and its settings
     ("uncased, accents kept", bert(strip_accents=False), AS_TRANSFORMERS),
