@@ -22,7 +22,7 @@ from support.runs import ALONE, CPU, at_step, entries, flags, launch, learner, s
 from transformers import CONFIG_MAPPING
 
 from bertrain import evaluate as evaluation
-from bertrain.commands import doctor, evaluate
+from bertrain.commands import evaluate
 from bertrain.config import Config
 from bertrain.data import samples_of
 from bertrain.lab import finetune
@@ -250,10 +250,3 @@ def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_
     log = steps_of(train(dataset.path, tmp_path / "run", steps=2, teacher_cache=str(tmp_path / "cache")))
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["distil_loss"] < 5 for entry in log)
-
-
-def test_the_doctor_sees_the_gpu(dataset, tmp_path):
-    config = Config.make(data=str(dataset.path), out=str(tmp_path / "run"), steps=100)
-    findings = dict(doctor.check(doctor.build(config, 1)))
-    assert findings["devices"][0] == ("PASS" if ON_GPU else "WARN")
-    assert "FAIL" not in {verdict for verdict, _ in findings.values()}
