@@ -140,6 +140,15 @@ def test_plans(options, expected):
     assert expected in "\n".join(plan.line(phase) for phase in plan.phases)
 
 
+def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
+    path = toml(tmp_path / "run.toml", data="x", phase=[{"steps": 2, "length": 16, "warmup": 0.5}])
+    for option in ("length", "steps", "warmup_steps"):
+        given = f"--{option.replace('_', '-')}", 1
+        refused(pretrain.main, "--config", path, *given, kind="conflict", option=option)
+    given = ["--data", "x", "--recipe", "bert-base-nvidia", "--optimizer", "adamw"]  # its phases set rates of its own
+    refused(pretrain.main, *given, kind="conflict", option="optimizer")
+
+
 # ------------------------------------------------------------------------------------------------- streams and borders
 
 
@@ -226,9 +235,6 @@ def test_what_options_and_phases_set_reaches_the_step(dataset, tmp_path):
         assert (after[name].abs().max() < 0.02) == is_decayed or before[name].ndim == 1
 
 
-# ---------------------------------------------------------------------------------------------------- rotary positions
-
-
 def test_bases_of_rotary_positions_are_those_of_a_new_model(configs):
     """Also in a model that has others already, of which one stays."""
     weights, _ = new_model(configs["modernbert"], SPECIAL, length=32, seed=0)
@@ -282,18 +288,6 @@ def test_a_run_continues_with_other_phases(dataset, tmp_path):
     assert log[-1]["step"] == 2
     longer = [begun, {"steps": 1, "lr": 1e-4}, {"steps": 1, "length": 1024}]
     refused_run(dataset.path, out, **QUIET, phase=longer, kind="too-long", option="length")
-
-
-# ----------------------------------------------------------------------------------------------------- the command line
-
-
-def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
-    path = toml(tmp_path / "run.toml", data="x", phase=[{"steps": 2, "length": 16, "warmup": 0.5}])
-    for option in ("length", "steps", "warmup_steps"):
-        given = f"--{option.replace('_', '-')}", 1
-        refused(pretrain.main, "--config", path, *given, kind="conflict", option=option)
-    given = ["--data", "x", "--recipe", "bert-base-nvidia", "--optimizer", "adamw"]  # its phases set rates of its own
-    refused(pretrain.main, *given, kind="conflict", option="optimizer")
 
 
 # ------------------------------------------------------------------------------------ copied checkpoints and milestones

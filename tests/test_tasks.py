@@ -153,6 +153,13 @@ def c3(text, answer):
     return json.dumps([[text, [{"question": " what ", "choice": ["salt", "light"], "answer": answer}], "1"]])
 
 
+QUESTION = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
+
+
+def squad_of(context="river light", **changed):
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [QUESTION | changed]}]}]}, indent=1)
+
+
 TEXTS, CLASSES = ['say "no", twice', "plain", "naïve 水"], ["b", "a", "b"]
 PLAIN = "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, CLASSES, strict=True))
 OF_CLASSES = {
@@ -201,6 +208,7 @@ GOOD_FILES = [  # task, end of the file's name, columns, contents, examples as (
     ("token", ".conllu", {"text": "1", "label": "3"}, UNIVERSAL, "do/AUX n't/PART New_York/PROPN", "#/SYM"),
     ("token", ".jsonl", {"label": "1"}, '{"w": ["#", "salt"], "t": ["O", "B-T"]}', "#/O salt/B-T"),
     ("token", ".txt", {}, "".join(f"{word} X\n{word}\tX\n" for word in SPACED), (TWICE, None, ["X"] * len(TWICE))),
+    ("qa", ".json", {}, squad_of(), ("a", "river light", [(6, "light")])),
     ("choice", ".jsonl", CHOICE, rows(*ASKED), *(("a", ["b", "c"], number) for number in (1, 1, 0))),
     ("choice", ".json", {}, c3(["男：水", "女：light"], "salt"), ("男：水\n女：light", ["what salt", "what light"], 0)),
     ("coreference", ".json", CHOICE, rows(wsc("床上有书，它很软", "床", "它")), ("_床_上有书，[它]很软", None, "true")),
@@ -232,13 +240,6 @@ def test_the_second_file_of_c3_is_read_too(tmp_path):
     for path, files, texts in ((first, [first, second], ["a", "b"]), (second, [second], ["b"])):
         choice = TASKS["choice"]()
         assert (choice.files(path), [example.text for example in choice.read(path)[0]]) == (files, texts)
-
-
-QUESTION = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
-
-
-def squad_of(context="river light", **changed):
-    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [QUESTION | changed]}]}]}, indent=1)
 
 
 FIRST = '{"text": "x", "label": 1}\n'
@@ -458,7 +459,8 @@ def test_a_question_with_several_answers_is_right_if_all_of_them_are(tmp_path, t
     answers = TASKS["multirc"]()
     examples, _ = answers.read(written(tmp_path / "a.jsonl", rows(multirc(0, True), multirc(1, 1.0), multirc(0))))
     answers.learn(examples)
-    data, _ = answers.encode(tokenizer, examples, 16)
+    data, _ = answers.encode(tokenizer, examples, 7)
+    assert {len(row["input_ids"]) for row in data.rows} == {7}
     logits = [torch.eye(2)[label] for label in (0, 1, 1, 0, 0)]  # one of five is wrong
     scores = answers.score(logits, data.gold)
     assert (scores["accuracy"], scores["exact_match"]) == (pytest.approx(4 / 5), pytest.approx(2 / 3))
