@@ -31,7 +31,7 @@ from bertdata.types import Masking
 
 _BAR = 40  # columns of the longest bar of the histogram
 _SHARES = {
-    "pad_share": "of the places padding",
+    "pad_share": "of the positions padding",
     "crop_share": "of the text cut off",
     "random_share": "of the pairs random",
 }

@@ -33,18 +33,18 @@ def shown(dataset: Dataset, *, sample: int, count: int, policy: MaskingPolicy | 
         ids = batch.input_ids[0]
         ids = ids if batch.attention_mask is None else ids[batch.attention_mask[0] == 1]
         split, seed = options["split"], options["seed"]
-        lines = [f"sample {position} of {split} (id {batch.sample_ids[0]}), {ids.size} places, seed {seed}"]
+        lines = [f"sample {position} of {split} (id {batch.sample_ids[0]}), {ids.size} positions, seed {seed}"]
         if batch.next_sentence_label is not None:
             follows = "is from another document" if batch.next_sentence_label[0] else "follows the first"
             lines[0] += f"; the second segment {follows}"
         if masking:
             labels = batch.labels[0]
-            lines.append(f"  {'place':>5}  {'input':<20}{'target':<20}mask")
+            lines.append(f"  {'position':>8}  {'input':<20}{'target':<20}mask")
             for place, token in enumerate(ids):
                 target = labels[place]
                 target_token = token_of(int(target)) if target != IGNORE_INDEX else ""
                 kind = "" if target == IGNORE_INDEX else _kind(int(token), int(target), dataset.special_tokens.mask)
-                lines.append(f"  {place:>5}  {token_of(int(token)):<20}{target_token:<20}{kind}".rstrip())
+                lines.append(f"  {place:>8}  {token_of(int(token)):<20}{target_token:<20}{kind}".rstrip())
         else:
             lines.append(tokenizer.decode(ids.tolist()))
         blocks.append("\n".join(lines))
