@@ -188,5 +188,5 @@ def touched(path):
 def test_tests_seldom_patch_the_product_or_read_its_private_names():
     """They use the command line and the public names. support/limits.py has the constants that they change."""
     found = sorted((path.stem, name) for path in (ROOT / "tests").rglob("*.py") for name in {*touched(path)})
-    assert len(found) <= 35, found
-    assert len([name for _, name in found if name in private_names()]) <= 10, found
+    assert len(found) <= 17, found
+    assert len([name for _, name in found if name in private_names()]) <= 4, found

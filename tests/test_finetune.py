@@ -11,7 +11,6 @@ from support.disk import contents, recorded, write
 from support.runs import cannot_read, on_ranks, weights_in
 from transformers import AutoModelForSequenceClassification
 
-from bertrain.__main__ import main
 from bertrain.lab import heads, seeds
 from bertrain.lab.tasks import TASKS
 
@@ -30,7 +29,7 @@ def command(bert_run, tmp_path):
 
 def tuned(*arguments):
     """The result of a fine-tuning, whose arguments are those of `tuning`."""
-    return json_of(main, "finetune", *tuning(*arguments))
+    return json_of("bertrain", "finetune", *tuning(*arguments))
 
 
 def classes(*names):
@@ -87,12 +86,12 @@ def test_other_tasks_are_learned(bert_run, tmp_path, name):
 @pytest.mark.parametrize("batch_size", [2, 99])  # the loss is not finite, or only what comes after the last step
 def test_a_seed_that_diverges_ends(command, tmp_path, batch_size):
     wrong = ["--lr", 1e38, "--batch-size", batch_size]
-    refused(main, *command, *wrong, kind="not-finite", option="lr", given=1e38)
+    refused("bertrain", *command, *wrong, kind="not-finite", option="lr", given=1e38)
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
 def test_a_seed_that_gets_no_better_ends(command, tmp_path):
-    succeeds(main, *command, "--epochs", 9, "--lr", 1e-9, "--patience", 2)
+    succeeds("bertrain", *command, "--epochs", 9, "--lr", 1e-9, "--patience", 2)
     (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
     assert len(run["curve"]) == run["best_epoch"] + 2 < 9
 
@@ -100,7 +99,7 @@ def test_a_seed_that_gets_no_better_ends(command, tmp_path):
 @pytest.mark.slow
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(command, tmp_path):
     common = [*command, "--seeds", 3, "--precision", "fp32", "--out"]
-    alone = json_of(main, *common, tmp_path / "one")
+    alone = json_of("bertrain", *common, tmp_path / "one")
     out, _ = on_ranks(2, "bertrain", [*common, tmp_path / "two", "--json"])
     assert json.loads(out) == alone
     for seed in range(3):
@@ -165,7 +164,7 @@ HEADS = [  # labels of a head, labels to train on, and the order that the kept h
 
 def test_a_head_for_other_labels_is_replaced(source, command, tmp_path):
     seed = tmp_path / "out" / "seed-0"
-    succeeds(main, *command)
+    succeeds("bertrain", *command)
     saved, config = weights_in(seed), json.loads((seed / "config.json").read_text())
     names = [name for name in saved if name.startswith("bert.")]
     for known, wanted, order in HEADS:
@@ -186,10 +185,11 @@ def test_a_head_for_other_labels_is_replaced(source, command, tmp_path):
 
 
 def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, command, tmp_path):
-    succeeds(main, *command)
+    succeeds("bertrain", *command)
     first, newest = tmp_path / "out" / "seed-0", bert_run / "step-00000002"
     before = (first / "model.safetensors").stat().st_mtime_ns
-    numbers = json_of(main, *command, "--seeds", 2, "--checkpoint", newest)["dev_accuracy"]  # the same by another path
+    same = ["--seeds", 2, "--checkpoint", newest]  # by another path
+    numbers = json_of("bertrain", *command, *same)["dev_accuracy"]
     assert numbers["median"] == pytest.approx((numbers["min"] + numbers["max"]) / 2, abs=1e-5)
     assert (first / "model.safetensors").stat().st_mtime_ns == before
     files = contents(first.parent)
@@ -203,7 +203,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, com
         (["--teacher", tmp_path / "other"], "the content of --teacher"),
         (["--checkpoint", tmp_path / "other"], f"--checkpoint {newest} → {tmp_path / 'other'}"),
     ):
-        refused(main, *command, *more, kind="other-settings", option="out", says=named)
+        refused("bertrain", *command, *more, kind="other-settings", option="out", says=named)
     assert contents(first.parent) == files
 
 
@@ -212,7 +212,7 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
         """What is there besides the seeds that were set aside."""
         return {path: content for path, content in contents(out).items() if not path.startswith("damaged")}
 
-    succeeds(main, *command)
+    succeeds("bertrain", *command)
     out, seed = tmp_path / "out", tmp_path / "out" / "seed-0"
     complete = contents(out)
     weights = complete["seed-0/model.safetensors"]
@@ -225,14 +225,14 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
     for turn, (name, damage) in enumerate(damages.items()):
         (seed / name).write_bytes(damage)
         damaged, aside = contents(seed), out / ("damaged-seed-0" + f"-{turn + 1}" * (turn > 0))
-        said = succeeds(main, *command).stderr
+        said = succeeds("bertrain", *command).stderr
         assert all(str(part) in said for part in (seed, name, aside))
         assert (contents(aside), others()) == (damaged, complete)
     with pytest.MonkeyPatch.context() as patch:  # what cannot be read now is not trained again
         cannot_read(patch, seed / "model.safetensors")
-        refused(main, *command, kind="unreadable")
+        refused("bertrain", *command, kind="unreadable")
     (seed / "model.safetensors").unlink()
-    refused(main, *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
+    refused("bertrain", *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
     assert others() == {path: content for path, content in complete.items() if content != weights}
     with recorded(tmp_path) as disk:
         assert seeds.finished(seed) is None
@@ -252,7 +252,7 @@ def test_a_checkpoint_that_is_not_complete_is_refused(source, tmp_path, name, ch
     if changed:
         write(broken / name, json.dumps(json.loads((source / name).read_bytes()) | changed))
     arguments = tuning(broken, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
-    refused(main, "finetune", *arguments, kind=kind, option="checkpoint", given=str(broken))
+    refused("bertrain", "finetune", *arguments, kind=kind, option="checkpoint", given=str(broken))
 
 
 # ------------------------------------------------------------------------------------------------------------- teachers
@@ -293,5 +293,5 @@ def test_a_teacher_of_something_else_is_refused(source, teacher, tmp_path):
         ([tmp_path / "none"], "model-not-found"),
         ([several, "--train", same, "--dev", same], "unsupported"),
     ):
-        refused(main, *common, *more, kind=kind, option="teacher", given=str(more[0]))
-    succeeds(main, *common, several, "--task", "multilabel", "--train", same, "--dev", same)
+        refused("bertrain", *common, *more, kind=kind, option="teacher", given=str(more[0]))
+    succeeds("bertrain", *common, several, "--task", "multilabel", "--train", same, "--dev", same)

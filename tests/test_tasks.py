@@ -20,7 +20,6 @@ from support.data import BAD, GOOD, byte_level_bpe
 from support.disk import before_rename, put, write
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from bertrain.__main__ import main
 from bertrain.lab import tables
 from bertrain.lab.tasks import TASKS, Columns, Example, metrics, spans
 
@@ -486,7 +485,7 @@ def test_a_suite_of_json_runs_in_its_own_layout(bert_run, tmp_path, suite, train
         for name in (train, dev):
             put(tmp_path / "data" / task / name, rows(row, row))
     given = ["--checkpoint", bert_run, "--data", tmp_path / "data", "--out", tmp_path / "out", *ONCE]
-    succeeds(main, "suite", suite, *given)  # which prints all measures of each task
+    succeeds("bertrain", "suite", suite, *given)  # which prints all measures of each task
     assert [*json.loads((tmp_path / "out" / "result.json").read_bytes())["tasks"]] == [*map(str.lower, row_of)]
 
 
@@ -502,15 +501,15 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
         write(data / "MNLI" / f"{name}.tsv", header, "light\tsalt\tneutral", "salt\tsalt\tno", "light\tsalt\t-")
     write(data / "wnli", "a file, not a directory, of this name")
     arguments, sentences = ["suite", "glue", "--checkpoint", bert_run, "--data", data, "--out", out, *ONCE], []
-    with before_rename("out/result.json", lambda: sentences.append(refused(main, *arguments, **busy))):
-        done = succeeds(main, *arguments)
+    with before_rename("out/result.json", lambda: sentences.append(refused("bertrain", *arguments, **busy))):
+        done = succeeds("bertrain", *arguments)
     assert len(sentences) == 1
     for name in ("cola mcc", "rte accuracy", "mnli accuracy", "mnli mismatched accuracy", "sst2, mrpc, stsb, qqp"):
         assert name in done.output
     assert all(f"{name}: 1 row" in done.stderr for name in ("MNLI/train.tsv", "dev_matched.tsv"))
-    result = json_of(main, *arguments)
+    result = json_of("bertrain", *arguments)
     assert json.loads((out / "result.json").read_bytes()) == result
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
     assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
-    refused(main, "suite", "clue", *arguments[2:], kind="out-exists", option="out")
+    refused("bertrain", "suite", "clue", *arguments[2:], kind="out-exists", option="out")
     assert json.loads((out / "cola" / "seed-0" / "seed.json").read_text())["of"]["the measure"] == "mcc"

@@ -13,7 +13,6 @@ from support.disk import write
 from support.encoding import load
 
 import bertdata
-from bertdata.cli import main
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
@@ -85,7 +84,8 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
     """A letter takes two tokens of a WordPiece vocabulary. The command says how many are left out."""
     chinese = "".join(map(chr, range(0x4E00, 0x4E00 + 2000)))
     (tmp_path / "text").write_text("the stone of rivers " * 9 + " ".join(chinese))
-    done = succeeds(main, "build", tmp_path / "text", "--out", tmp_path / "t", "--vocab-size", size, "--type", kind)
+    words = [tmp_path / "text", "--out", tmp_path / "t", "--vocab-size", size, "--type", kind]
+    done = succeeds("bertdata", "build", *words)
     trained = load(str(tmp_path / "t"))
     assert trained.special.vocab_size <= size
     known = {trained.spell(number).lstrip("#▁") for number in range(trained.special.vocab_size)}
@@ -101,12 +101,12 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
 def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
     trained = (*kind, "--vocab-size", size)
     for command, out in (("build", "out"), ("train-tokenizer", "t")):
-        succeeds(main, command, corpus, "--out", tmp_path / out, *trained)
+        succeeds("bertdata", command, corpus, "--out", tmp_path / out, *trained)
     dataset = bertdata.open(tmp_path / "out")
     assert (dataset.special_tokens.roles(), dataset.special_tokens.vocab_size) == (ROLES, size)
     digest = hashlib.sha256((tmp_path / "t" / "tokenizer.json").read_bytes()).hexdigest()
     assert dataset.manifest.tokenizer["tokenizer.json"] == digest
-    refused(main, "train-tokenizer", corpus, "--out", tmp_path / "t", *trained, kind="out-exists", option="out")
+    refused("bertdata", "train-tokenizer", corpus, "--out", tmp_path / "t", *trained, kind="out-exists", option="out")
 
 
 def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):
@@ -117,7 +117,7 @@ def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):
     options = ["--format", "jsonl", "--text-key", "body", "--encoding", "latin-1", "--on-error", "skip"]
     options += ["--map", "bertdata.prepare:length(3)"]
     for path, out, more in ((tmp_path / "rows.data", "t", options), (plain, "u", [])):
-        succeeds(main, "train-tokenizer", path, "--out", tmp_path / out, "--cased", "--vocab-size", 60, *more)
+        succeeds("bertdata", "train-tokenizer", path, "--out", tmp_path / out, "--cased", "--vocab-size", 60, *more)
     one, other = ((tmp_path / out / "tokenizer.json").read_bytes() for out in "tu")
     assert one == other
 
@@ -167,9 +167,10 @@ def test_a_byte_is_a_token_and_nothing_is_lost(tmp_path):
 def test_a_fixed_tokenizer_reads_no_text_and_gives_the_ids_of_proteins(tmp_path):
     fasta, proteins = ">sp|P1|ONE first\nMKTAYIAKQR\nQISFVKSHFS\n>two\nMGL*\n", ["MKTAYIAKQRQISFVKSHFS", "MGL*"]
     path, common = write(tmp_path / "proteins.fasta", fasta), ("--validation", 0)
-    succeeds(main, "train-tokenizer", "--type", "residues", "--out", tmp_path / "t")
-    succeeds(main, "build", path, "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", *common)
-    done = succeeds(main, "build", path, "--type", "residues", "--vocab-size", 9, "--out", tmp_path / "o", *common)
+    succeeds("bertdata", "train-tokenizer", "--type", "residues", "--out", tmp_path / "t")
+    succeeds("bertdata", "build", path, "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", *common)
+    common += ["--type", "residues", "--vocab-size", 9]
+    done = succeeds("bertdata", "build", path, "--out", tmp_path / "o", *common)
     assert "note: --vocab-size " in done.stderr  # an option that has no effect is said
     one, other = (bertdata.open(tmp_path / name) for name in "so")
     assert one.dataset_id == other.dataset_id
