@@ -70,6 +70,8 @@ def test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_that_peft_gives(
     start, adapted = (last_checkpoint(run) for run in runs(name))
     assert len(maps_of(start, adapted, AutoModelForMaskedLM, AutoPeftModel)) == NUMBER[name]
     assert weights_in(start).keys() == weights_in(adapted).keys()
+    given = json.loads((adapted / "adapter" / "adapter_config.json").read_bytes())
+    assert (given["r"], given["lora_alpha"]) == (2, 6)
 
 
 def test_a_run_goes_on_on_the_checkpoint_that_it_began_with(dataset, configs, tmp_path):

@@ -136,9 +136,11 @@ def test_vectors_that_cannot_be_read_are_refused(tmp_path, limit):
     with refuses("not-found"):
         augment.read_vectors(str(tmp_path / "none.txt"))
     wrong = [["the 1 2", "of 1"], ["the 1 x"], ["the 1 nan"], ["the 1 1e39"]]  # the last is too large for float32
-    for lines, kind in (*((lines, "bad-row") for lines in wrong), (["12 1 2"], "empty")):
-        with refuses(kind, "vectors"):
+    for lines in wrong:
+        with refuses("bad-row", "vectors"):
             augment.read_vectors(str(write(tmp_path / "v.txt", *lines)))
+    with refuses("empty", "vectors"):
+        augment.read_vectors(str(write(tmp_path / "v.txt", "12 1 2")))
     path = tmp_path / "v.txt.gz"
     path.write_bytes(gzip.compress(b"a 1 2\n") + gzip.compress(b"a" * (1 << 20)) * 50)
     tracemalloc.start()  # what a line has is looked at a piece at a time, and never all of it
@@ -161,16 +163,17 @@ def test_a_stopped_command_uses_the_parts_of_its_options_alone_and_no_other_does
         assert contents(parts) == before
         times.append((parts / "000000.npy").stat().st_mtime_ns)
 
-    limit(augmented_together=2)
     data, out, parts = write_labelled(tmp_path / "a.tsv"), tmp_path / "b.tsv", tmp_path / "b.tsv.parts"
     common = ["--checkpoint", checkpoint, "--train", data, "--out", out]
-    for number, more in enumerate(([], ["--candidates", 3])):
-        complete = augmented(checkpoint, data, tmp_path / f"complete{number}.tsv", *more)
+    ways = [], ["--candidates", 3]
+    complete = [augmented(checkpoint, data, tmp_path / f"{len(more)}.tsv", *more) for more in ways]  # of one part each
+    limit(augmented_together=2)
+    for more, expected in zip(ways, complete, strict=True):
         with before_rename("000002.npy", Mock(side_effect=KeyboardInterrupt)):
             assert invoke("bertrain", "augment", *common).exit_code == 130
         times = [(parts / "000000.npy").stat().st_mtime_ns]
         with before_rename("b.tsv", another):
-            assert augmented(checkpoint, data, out, *more) == complete
+            assert augmented(checkpoint, data, out, *more) == expected
         assert (times[0] == times[1]) == (not more)  # parts that were there are used, but none of other options
         out.unlink()
 

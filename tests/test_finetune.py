@@ -83,6 +83,15 @@ def test_other_tasks_are_learned(bert_run, tmp_path, name):
     assert result[f"dev_{measure}"]["median"] > least
 
 
+def test_precisions_give_about_the_same_model(bert_run, tmp_path):
+    data = write_labelled(tmp_path / "train.tsv", repeat=3)
+    for precision in ("fp32", "bf16"):
+        tuned(bert_run, data, tmp_path / precision, "--precision", precision)
+    one, other = (weights_in(tmp_path / precision / "seed-0") for precision in ("fp32", "bf16"))
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
+
+
 @pytest.mark.parametrize("batch_size", [2, 99])  # the loss is not finite, or only what comes after the last step
 def test_a_seed_that_diverges_ends(command, tmp_path, batch_size):
     wrong = ["--lr", 1e38, "--batch-size", batch_size]
@@ -126,7 +135,7 @@ def test_from_scratch_no_weight_is_that_of_the_checkpoint(source):
     model, saved = heads.load(str(source), classes("a", "b"), from_scratch=True, dropout=0.25), weights_in(source)
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
     queries = {name: weight for name, weight in model.state_dict().items() if name.endswith("query.weight")}
-    assert not any(torch.equal(weight, saved[name]) for name, weight in queries.items())
+    assert {torch.equal(weight, saved[name]) for name, weight in queries.items()} == {False}
 
 
 def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
@@ -207,6 +216,17 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, com
     assert contents(first.parent) == files
 
 
+def test_a_teacher_of_the_hub_is_its_name_and_the_data_of_c3_are_both_files(source, tmp_path):
+    def key(**more):
+        return seeds.settings_key(seeds.Job(checkpoint=str(source), out="x", **more), TASKS["choice"]())
+
+    assert key(teacher="org/a") != key(teacher="org/b")
+    first, second = (write(tmp_path / f"{name}-train.json", "[]") for name in "dm")
+    before = key(train=str(first))
+    write(second, "[1]")
+    assert key(train=str(first)) != before
+
+
 def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
     def others():
         """What is there besides the seeds that were set aside."""
@@ -222,9 +242,9 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
         "seed.json": b"{}",
         "checkpoint.json": b"[" * 100_000,
     }
-    for turn, (name, damage) in enumerate(damages.items()):
+    for turn, (name, damage) in enumerate(damages.items(), start=1):
         (seed / name).write_bytes(damage)
-        damaged, aside = contents(seed), out / ("damaged-seed-0" + f"-{turn + 1}" * (turn > 0))
+        damaged, aside = contents(seed), out / ("damaged-seed-0" if turn == 1 else f"damaged-seed-0-{turn}")
         said = succeeds("bertrain", *command).stderr
         assert all(str(part) in said for part in (seed, name, aside))
         assert (contents(aside), others()) == (damaged, complete)

@@ -198,6 +198,8 @@ def test_streams_go_on_where_they_were(mixed, dataset, other):
             assert np.array_equal(batch.input_ids[row], alone.input_ids[0])
             assert np.array_equal(batch.targets[row], alone.targets[0])
             assert batch.sources is None or batch.sources[row] == source
+        for path, numbers in batches.read_by_source().items():
+            assert numbers["tokens"] == sum(count * length for (of, length), count in read.items() if of == path)
     expected = {f"{datasets[path].dataset_id} {length}": count for (path, length), count in read.items() if count}
     assert batches.positions == expected
 
@@ -366,6 +368,7 @@ def test_milestones_stay(dataset, tmp_path):
 def test_what_no_run_can_do_is_refused_before_the_first_step(dataset, other, tmp_path, configs):
     one, many = str(dataset.path), [str(dataset.path), str(other.path)]
     first, third = {"steps": 1, "data": [one]}, [0.3333333333, 0.6666666667]
+    grown = {"phase": changing(0.5, layers=[1, None])}
     late = {"layers": [1, 1, None], "trains": ["", r"layer\.1\.", ""]}
     for options, kind, option in (
         ({"rope_base_local": 1e4, "model": "modernbert-tiny"}, "unsupported", "rope_base_local"),
@@ -375,7 +378,7 @@ def test_what_no_run_can_do_is_refused_before_the_first_step(dataset, other, tmp
         ({"phase": changing(0.3, 0.6, layers=[2, 1, None])}, "out-of-range", "layers"),
         ({"phase": changing(0.3, 0.6, layers=[1, 5, None])}, "out-of-range", "layers"),
         ({"phase": changing(0.3, 0.6, **late), "steps": 4}, "no-match", "trains"),
-        ({"phase": changing(0.5, layers=[1, None]), "model": configs["albert"]}, "unsupported", "layers"),
+        *((grown | {"model": configs[name]}, "unsupported", "layers") for name in ("albert", "esm")),
     ):
         refused_run(one, tmp_path / "run", **QUIET | options, kind=kind, option=option)
         assert not (tmp_path / "run" / "log.jsonl").exists()

@@ -213,8 +213,9 @@ def test_a_cache_that_ends_before_the_run_or_its_variants_is_refused_and_a_compl
         how = {"kind": "not-stored", "option": "teacher_cache", "given": min(size, steps * rows)}
         options = QUIET | {"steps": steps, "global_batch_size": rows, "micro_batch_size": 64, "teacher_cache": few}
         refused_run(dataset.path, tmp_path / "more", **options, **how)
+        assert not (tmp_path / "more" / "log.jsonl").exists()  # before its first step
     for cache, options in ((few, {"steps": 3}), (caches["few"], {"steps": size // 64 + 1, "global_batch_size": 64})):
-        train(dataset.path, tmp_path / cache.parent.name, **QUIET, teacher_cache=str(cache), **options)
+        train(dataset.path, tmp_path / f"run-{cache.name}", **QUIET, teacher_cache=str(cache), **options)
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
@@ -295,7 +296,8 @@ def apart(batch):
     for row, ids in enumerate(batch.input_ids):
         length = len(ids) if batch.attention_mask is None else batch.attention_mask[row].sum()
         begins = [] if batch.position_ids is None else np.flatnonzero(batch.position_ids[row, :length] == 0)[1:]
-        yield from ((torch.from_numpy(part[None]), length) for part in np.split(ids[:length], begins))
+        for part in np.split(ids[:length], begins):
+            yield torch.from_numpy(part[None]), length
 
 
 def projected(net, ids, layer):
