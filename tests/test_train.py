@@ -166,7 +166,7 @@ def test_a_byte_is_a_token_and_nothing_is_lost(tmp_path):
 
 def test_a_fixed_tokenizer_reads_no_text_and_gives_the_ids_of_proteins(tmp_path):
     fasta, proteins = ">sp|P1|ONE first\nMKTAYIAKQR\nQISFVKSHFS\n>two\nMGL*\n", ["MKTAYIAKQRQISFVKSHFS", "MGL*"]
-    path, common = write(tmp_path / "proteins.fasta", fasta), ("--validation", 0)
+    path, common = write(tmp_path / "proteins.fasta", fasta), ["--validation", 0]
     succeeds("bertdata", "train-tokenizer", "--type", "residues", "--out", tmp_path / "t")
     succeeds("bertdata", "build", path, "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", *common)
     common += ["--type", "residues", "--vocab-size", 9]
