@@ -372,17 +372,6 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, limit, most_lis
                 read(out)
 
 
-def test_special_ids_that_are_not_those_of_the_tokenizer_are_named(dataset, manifest, tmp_path):
-    """The dataset_id stays: it depends on the tokenizer's files."""
-    copy, roles = shutil.copytree(dataset.path, tmp_path / "copy"), manifest["special_tokens"]
-    changes = [("special_tokens", roles | {"mask": 7}), ("special_tokens", {**roles, "mask": None})]
-    for member, value in (*changes, ("special_ids", [0, 1, 2, 3]), ("vocab_size", 90)):
-        seal(copy / "manifest.json", manifest | {member: value})
-        (fault,) = verify(copy)
-        assert "manifest.json" in fault
-        assert member != "special_tokens" or bertdata.open(copy).dataset_id == dataset.dataset_id
-
-
 @pytest.mark.parametrize("member", ["settings", "counts"])
 def test_settings_and_counts_of_any_kind_give_a_sentence_or_facts(dataset, manifest, tmp_path, member):
     copy = shutil.copytree(dataset.path, tmp_path / "copy")

@@ -74,11 +74,14 @@ def test_what_comes_back_is_what_went_and_nothing_is_copied_twice(bucket, datase
 
 
 def test_a_dataset_of_other_special_ids_is_no_copy_of_the_sound_one(bucket, pushed, dataset, tmp_path):
-    """Both have one dataset_id."""
+    """Both have one dataset_id, as it depends on the files of the tokenizer."""
     copy = shutil.copytree(dataset.path, tmp_path / "other")
     record = read_record(copy / "manifest.json")
-    record["special_tokens"]["mask"] = 7
-    write_record(copy / "manifest.json", record)
+    roles = record["special_tokens"] | {"mask": 7}
+    for change in ({"special_ids": [0, 1, 2, 3]}, {"vocab_size": 90}, {"special_tokens": roles}):
+        write_record(copy / "manifest.json", record | change)
+        (fault,) = faults_of(copy)
+        assert "manifest.json" in fault
     for name, content in published(copy).items():
         bucket.put(f"other/{name}", content)
     for _ in range(2):  # also where the cache has the sound one
