@@ -15,7 +15,7 @@ import bertdata
 from bertdata.format.origins import Origins
 from bertdata.format.records import read_record, write_record
 from bertdata.tokenize.load import load
-from bertrain.commands.trace import loader_of, main, parts_of, stream_of
+from bertrain.commands.trace import loader_of, parts_of, stream_of
 
 
 def origins_in(dataset):
@@ -150,7 +150,7 @@ def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset)
         ([run, "--step", 6, "--row", 4, *data], "out-of-range", "row", ""),
         ([run, "--step", 6], "not-a-run", "data", ""),
     ):
-        refused(main, *arguments, kind=kind, option=option, says=says)
+        refused("bertrain", "trace", *arguments, kind=kind, option=option, says=says)
 
 
 def test_the_command_prints_places_and_texts(tmp_path, dataset, other, corpus):
@@ -165,6 +165,7 @@ def test_the_command_prints_places_and_texts(tmp_path, dataset, other, corpus):
         document = f"document {part.document} of {data.path} ({name}, byte {place})"
         expected.append(f"row {part.row}: {document}, tokens {part.start} to {part.stop} of {part.num_tokens}")
         expected.append("  " + tokenizer.decode(data.document(part.document)[part.start : part.stop].tolist()))
-    assert succeeds(main, run, "--step", 2).stdout.splitlines() == expected
+    trace = "bertrain", "trace", run, "--step", 2
+    assert succeeds(*trace).stdout.splitlines() == expected
     first = next(number for number, line in enumerate(expected) if line.startswith("row 5:"))
-    assert succeeds(main, run, "--step", 2, "--row", 5).stdout.splitlines()[:2] == expected[first : first + 2]
+    assert succeeds(*trace, "--row", 5).stdout.splitlines()[:2] == expected[first : first + 2]
