@@ -15,7 +15,7 @@ import torch
 from support import commands
 from support.data import SPECIAL
 from support.families import LISTED, four_rows
-from support.runs import learner, learner_of, refused_run, train
+from support.runs import last_checkpoint, learner, learner_of, refused_run, train
 from transformers import AutoTokenizer
 
 from bertrain import checkpoint
@@ -104,6 +104,26 @@ def test_gradients_are_the_means_of_those_of_sub_networks_alone(configs, dataset
     later = [parameter for name, parameter in own.items() if re.search(r"layers?\.2\.", name)]
     assert later
     assert all(parameter.grad is None for parameter in later)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "group", "taken"),
+    [
+        ("bert", "bert.encoder.layer.0.attention.self.query", 8, 4),  # of heads that are half as wide
+        ("bert", "bert.encoder.layer.0.attention.output.dense", 8, 4),  # the columns that multiply them
+        ("modernbert", "model.layers.0.attn.Wqkv", 32, 16),
+        ("modernbert", "model.layers.0.mlp.Wi", 48, 16),
+    ],
+)
+def test_a_sub_network_has_the_first_rows_of_each_head_and_of_each_matrix(configs, kind, name, group, taken):
+    """So that sub-networks of all sizes share what they learn."""
+    model = complete(configs, kind)
+    small = elastic.cut(model, elastic.Sizes(1, 16, 4 if kind == "bert" else 2, 16))
+    whole, part = (each.state_dict()[f"{name}.weight"] for each in (model, small))
+    if name.endswith("attention.output.dense"):
+        whole, part = whole.T, part.T
+    kept = [row for row in range(len(whole)) if row % group < taken]
+    assert torch.equal(part, whole[kept, :16])
 
 
 # --------------------------------------------------------------------------------------------------------------- space
@@ -223,4 +243,7 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     more = json_of(*common, "--trials", 7, "--out", out)
     assert (more["trials"][:5], len(more["trials"])) == (again["trials"], 7)
     refused(*common, "--out", out, "--batch-size", 2, kind="other-settings", option="out", says="batch_size 1 → 2")
+    shutil.rmtree(last_checkpoint(shutil.copytree(trained, tmp_path / "before", symlinks=True)))
+    before = ["search", "--checkpoint", tmp_path / "before", *common[3:], "--out", out]
+    refused(*before, kind="other-settings", option="out", says="weights")
     refused(*common, "--out", out, "--latency", "0.000001ms", kind="out-of-range", option="latency")

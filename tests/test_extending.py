@@ -172,12 +172,13 @@ def test_the_examples_train_together_and_resume_with_an_objective_that_has_param
     assert "entropy_loss" not in plain[0]
     assert "  --unsure FLOAT" in succeeds(main, "--help").output
     shape = {"option": "objective", "says": "objectives.halves.head.weight"}
-    for unsure, OBJECTIVES["halves"], named in (
+    for unsure, objective, named in (
         (0.25, Halves, {"option": "unsure"}),
         (0.0, Halves, {"option": "unsure"}),
         (0.5, Other, shape),
         (0.5, More, shape),
     ):
+        OBJECTIVES["halves"] = objective
         other = options | {"unsure": unsure, "steps": 6}
         refused_run(dataset.path, tmp_path / "run", **other, kind="other-settings", **named)
 

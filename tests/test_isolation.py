@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.families import model_of
+from support.families import four_rows, model_of
 from support.runs import CPU, learner
 from torch.nn.functional import cross_entropy
 
@@ -30,6 +30,15 @@ def test_the_loss_of_packed_rows_is_that_of_their_documents(configs, dataset, ki
         piece = next(micro_batches(batch, size=len(batch.labels), count=1, device=CPU))
         loss = learner(weights, isolate=True)(**piece)["mlm"].sum
     torch.testing.assert_close(loss, cross_entropy(logits, torch.cat(labels), reduction="sum"))
+
+
+def test_attention_is_dropped_in_packed_rows_too(configs, dataset):
+    model = model_of(configs["bert"], dataset).train()
+    _, piece = four_rows(dataset, samples="packed")
+    loss = learner(model, isolate=True)(**piece)["mlm"].sum
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.dropout.p = 0.5
+    assert learner(model, isolate=True)(**piece)["mlm"].sum != loss
 
 
 def test_bounds_for_the_gpu_are_those_of_the_batch(configs, dataset):

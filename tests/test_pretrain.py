@@ -199,6 +199,7 @@ def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dat
     config = Config.make(data=str(dataset.path), model=TINY)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     made = [checkpoint.directory_of(config) for _ in range(2)]
+    assert made[0] != made[1]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert checkpoint.directory_of(config) in made
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")

@@ -103,9 +103,11 @@ def test_rows_and_masks_equal_their_reference(tmp_path, limit, how, kind, length
             by_epoch[epoch] = rows_by_reference(how, documents, epoch=epoch, **named, **options)
             assert len(by_epoch[epoch]) == n
         tokens, expected = by_epoch[epoch][sample_id]
-        bits = [begins if kind == "words" else None for _, begins in tokens]
-        stored = {name: [t for t, bit in enumerate(bits) if bit == of] for name, of in (("inside", 0), ("begins", 1))}
-        row, places, targets = keys.mask([t for t, _ in tokens], variant=epoch, sample_id=sample_id, **stored, **masks)
+        ids, stored = [token for token, _ in tokens], {}
+        if kind == "words":
+            stored["inside"] = [t for t, (_, begins) in enumerate(tokens) if not begins]
+            stored["begins"] = [t for t, (_, begins) in enumerate(tokens) if begins]
+        row, places, targets = keys.mask(ids, variant=epoch, sample_id=sample_id, **stored, **masks)
         labels, unused = dict(zip(places, targets, strict=True)), loader.num_slots - len(places)
         rest = [0] * (length - len(row))
         assert {name: array[b].tolist() for name, array in arrays.items()} == expected | {
@@ -336,10 +338,8 @@ def test_where_words_begin_is_stored(tmp_path):
     assert len(dataset.splits["train"]) > 2
     for split in dataset.splits:
         for number, shard in enumerate(dataset.splits[split]):
-            tokens, bits = (
-                dataset.tokens(split, number),
-                np.unpackbits(dataset.array(shard.name, "words"), bitorder="little"),
-            )
+            tokens = dataset.tokens(split, number)
+            bits = np.unpackbits(dataset.array(shard.name, "words"), bitorder="little")
             for start, stop in pairwise(dataset.array(shard.name, "documents").tolist()):
                 assert bits[start:stop].tolist() == expected[tuple(tokens[start : stop - 1].tolist())]
             assert not bits[tokens.size :].any()

@@ -266,27 +266,35 @@ def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monk
 
 
 def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
-    """Whatever is masked, and for all passes of a step.
+    """Whatever is masked, and for all passes of a step. torch's cache of graphs keeps those of other kernels apart.
 
     In a process of its own: one that has compiled is not safe to fork, as tests of several ranks do.
     """
     compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # without the compiler of kernels
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     counters.clear()  # of the tests before
-    found = tmp_path / "counters.json"
-    at_step(monkeypatch, "next_batch", 4, lambda: found.write_text(json.dumps(counters["stats"])))
+    found = tmp_path / "found.json"
+
+    def keep():
+        found.write_text(json.dumps([counters["stats"]["unique_graphs"], torch.compiler.config.cache_key_tag]))
+
+    at_step(monkeypatch, "next_batch", 4, keep)
     options = QUIET | {"model": "modernbert-tiny", "masking": "bernoulli", "micro_batch_size": 3, "compile": "on"}
-    train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5})
-    assert json.loads(found.read_text())["unique_graphs"] == 1
+    train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5, "attention": "math"})
+    assert json.loads(found.read_text()) == [1, "attention by math"]
 
 
 @pytest.mark.parametrize(("model", "expected"), [("bert", False), ("modernbert", False), ("roc_bert", True)])
 def test_buffers_that_change_are_copied_between_ranks(configs, dataset, monkeypatch, model, expected):
-    """roc_bert is not in the table of families, so its buffers may change."""
+    """roc_bert is not in the table of families, so its buffers may change, as those of any objective."""
     distributed = SimpleNamespace(register_comm_hook=lambda *arguments: None)
     monkeypatch.setattr(trainer, "DistributedDataParallel", lambda learner, **options: distributed)
-    _over_ranks(learner(model_of(configs[model], dataset)))
+    trained = learner(model_of(configs[model], dataset))
+    _over_ranks(trained)
     assert distributed.broadcast_buffers == expected
+    trained.objectives["mlm"].register_buffer("passes", torch.zeros(()))
+    _over_ranks(trained)
+    assert distributed.broadcast_buffers
 
 
 # ----------------------------------------------------------------------- steps whose loss or gradient is not finite

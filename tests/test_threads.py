@@ -50,7 +50,8 @@ def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, w
     number, size = min(bad, default=(len(sizes), 0))
     with pytest.raises(InputError, match=f"^{number}, {size}$") if bad else nullcontext():
         Crew(workers).run(make, list(enumerate(sizes)))
-    assert [results[each] for each in range(number)] == [[item**2 for item in range(each)] for each in sizes[:number]]
+    for task, num_items in enumerate(sizes[:number]):
+        assert results[task] == [item**2 for item in range(num_items)]
     begun = results.get(number, [])
     assert begun == [item**2 for item in range(size)][: len(begun)]
     assert {*threading.enumerate()} <= before
