@@ -88,11 +88,7 @@ def command(name, last, arguments, calls=3):
     return Writer(name, run, last, calls=calls)
 
 
-def teacher(given):
-    options = ["--max-samples", 9, "--length", 32, "--top-k", 4, "--unit-samples", 4]
-    return ["--model", given.model, "--data", given.dataset.path, *options]
-
-
+ANSWERS = ["--max-samples", 9, "--length", 32, "--top-k", 4, "--unit-samples", 4]
 WRITERS = [
     Writer("build", building(), "manifest.json"),
     Writer("build, tables of shards", build_with_tables, "manifest.json"),
@@ -105,7 +101,7 @@ WRITERS = [
     Writer("pull", lambda given, out: pull("s3://a/shards", out), "manifest.json"),
     Writer("index", index, ".json"),
     command("finetune", "result.json", lambda given: tuning(given.model, given.rows, "x", "--seeds", 2)),
-    command("teacher", "cache.json", teacher),
+    command("teacher", "cache.json", lambda given: ["--model", given.model, "--data", given.dataset.path, *ANSWERS]),
     command("augment", "out.tsv", lambda given: ["--checkpoint", given.model, "--train", given.rows], calls=2),
     command("merge", "out.tsv", lambda given: [given.model, given.model.with_name("step-00000001")]),
     command("extract", "out.tsv", lambda given: ["--checkpoint", given.model, "--layers", 1]),
