@@ -92,6 +92,17 @@ def test_a_model_that_does_not_exist_is_refused(dataset, tmp_path, monkeypatch):
         asked.reset_mock()
 
 
+def test_what_only_the_hub_has_is_downloaded(dataset, monkeypatch):
+    downloads = Mock(side_effect=OSError("stopped"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", Mock())
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", downloads)
+    with refuses("model-unreadable", "model"):
+        new_model("org/other", dataset.special_tokens, length=32, seed=0)
+    with refuses("model-unreadable", "init"):
+        start_from("org/other", dataset, length=32)
+    assert [each.kwargs["local_files_only"] for each in downloads.mock_calls] == [False, False]
+
+
 def test_a_run_starts_from_a_directory_and_from_nothing_else(dataset, tmp_path):
     """Weights may have other shapes than their configuration says, or another vocabulary than the shards."""
     weights = model_of("bert-tiny", dataset)
