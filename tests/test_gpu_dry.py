@@ -10,7 +10,6 @@ length runs on the CPU. `make gpu-dry` runs test_step.py too.
 import functools
 import json
 import os
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -18,20 +17,19 @@ import torch
 from support.data import write_dataset
 from support.dry import GPU, LENGTH_OF, ROWS, Squares, apart, fakes, give_cpus_the_kernel, micro_batch, training_of
 from support.families import model_of
-from support.runs import ALONE, CPU, QUIET, assert_near, learner, train
+from support.runs import ALONE, CPU, QUIET, assert_near, at_step, learner, train
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 import bertdata
 from bertrain import data as data_module
-from bertrain import pretrain
 from bertrain import trainer as trainer_module
 from bertrain.evaluate import evaluate
 from bertrain.models import encoder as encoder_module
 from bertrain.models.encoder import WHOLE_ROWS, cu_seqlens_of
 from bertrain.models.families import FAMILIES
-from bertrain.report import Report
-from bertrain.trainer import DistributedDataParallel, LossSums, autocast_of
+from bertrain.trainer import LossSums, autocast_of
 
 
 def marks_of(name):
@@ -229,18 +227,14 @@ def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypa
 
     There is one graph for each shape of bounds.
     """
-    longest = timedelta(seconds=100)  # that a rank waits for the other, which does not call the same
-    monkeypatch.setattr(pretrain, "world", functools.partial(pretrain.world, longest))
     monkeypatch.setattr(trainer_module, "DistributedDataParallel", Split)
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 4_000)
-    finish = Report.finish
 
-    def finished(records):
+    def keep():
         found = counters["stats"]["unique_graphs"], counters["dry"]["parts"], len(counters["graph_break"])
         (tmp_path / f"counters-{os.environ.get('RANK')}.json").write_text(json.dumps(found))
-        finish(records)
 
-    monkeypatch.setattr(Report, "finish", finished)
+    at_step(monkeypatch, "evaluate", 4, keep)
     options = QUIET | {"model": configs["modernbert"], "precision": "bf16", "steps": 4, "global_batch_size": 8}
     one = train(dataset.path, tmp_path / "one", **options, **more)
     two = train(dataset.path, tmp_path / "two", ranks=2, **options, **more, micro_batch_size=2, compile="on")

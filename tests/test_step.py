@@ -29,7 +29,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
-from bertrain import config, data, objectives, optim, pretrain, ranks, report, trainer
+from bertrain import config, objectives, optim, ranks, report, trainer
 from bertrain.models.encoder import attention_kernels
 from bertrain.trainer import _over_ranks
 
@@ -192,30 +192,23 @@ and shapes that follow from numbers."""
 
 
 class Waits(TorchDispatchMode):
-    """Lists what would make the host wait for a GPU, in the steps of a run but the first, and in entries of the log.
+    """Lists what would make the host wait for a GPU, in steps of a run and in entries of the log.
 
-    What goes through `Reading` is not counted: on GPUs it is read one step late.
+    Not in the first step, nor in those before the border of phases and before the end of a run of 8.
     """
 
     def __init__(self, monkeypatch):
         super().__init__()
         self.found, self._counts = [], False
+        for step in range(8):
+            at_step(monkeypatch, "next_batch", step, lambda step=step: setattr(self, "_counts", step not in (0, 3, 7)))
+        for method in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu):  # no operations, or also copies
 
-        def patch(owner, name, before):
-            plain = getattr(owner, name)
+            def called(tensor, *arguments, method=method, **options):
+                self.found.extend([method.__name__] * self._counts)
+                return method(tensor, *arguments, **options)
 
-            def called(this, *arguments, **options):
-                before(this)
-                return plain(this, *arguments, **options)
-
-            monkeypatch.setattr(owner, name, called)
-
-        patch(data.Stream, "next_batch", lambda stream: setattr(self, "_counts", stream.step > 0))
-        for name in ("save", "_evaluate", "_enter"):
-            patch(pretrain.Pretraining, name, lambda _: setattr(self, "_counts", False))
-        for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
-            patch(torch.Tensor, name, lambda _, name=name: self.found.extend([name] * self._counts))
-        monkeypatch.setattr(ranks.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
+            monkeypatch.setattr(torch.Tensor, method.__name__, called)
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         name = function.overloadpacket.__name__
@@ -229,15 +222,16 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name != "sgd"])
 def test_no_step_waits_for_the_device_unless_it_reads_a_number(dataset, options, tmp_path, monkeypatch, name):
+    """The numbers of an entry are read by one `tolist`: on GPUs, of a copy that is made during the next step."""
     with Waits(monkeypatch) as waits:
-        train(dataset.path, tmp_path / "run", **options | {"steps": 7, "log_every": 2})
-    assert waits.found == ["_local_scalar_dense"] * (6 if name == "reading" else 0)
+        train(dataset.path, tmp_path / "run", **options | {"steps": 8, "log_every": 2})
+    assert sorted(waits.found) == ["_local_scalar_dense"] * (5 if name == "reading" else 0) + ["tolist"] * 2
 
 
 class Late(ranks.Reading):
     """As on a GPU, where the host has not waited for the numbers yet."""
 
-    begun, late_by = [], []  # batches, and how many of them came between the making of each of these and its reading
+    begun, late_by = [], []  # steps, and how many of them came between the making of each of these and its reading
 
     def __init__(self, numbers):
         super().__init__(numbers)
@@ -252,9 +246,10 @@ def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monk
     """It does not wait another step where an evaluation, a checkpoint, a border or the end comes next."""
     options = QUIET | {"save_every": 3, "eval_every": 4, "global_batch_size": "2..8"}
     options |= {"phase": [{"steps": 6}, {"steps": 5, "mlm_probability": 0.3}]}
-    on_time, plain = train(dataset.path, tmp_path / "on-time", **options), data.Stream.next_batch
+    on_time = train(dataset.path, tmp_path / "on-time", **options)
     monkeypatch.setattr(report, "Reading", Late)
-    monkeypatch.setattr(data.Stream, "next_batch", lambda stream: Late.begun.append(stream) or plain(stream))
+    for step in range(11):
+        at_step(monkeypatch, "next_batch", step, lambda step=step: Late.begun.append(step))
     late = train(dataset.path, tmp_path / "late", **options)
     assert losses(late) == losses(on_time)
     for name in ("tokens", "lr", "accuracy"):
