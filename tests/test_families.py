@@ -1,4 +1,4 @@
-"""Every family of models learns what transformers' own loss would teach it, and every command takes it."""
+"""Every family of models learns from the logits that transformers gives for it, and every command takes it."""
 
 import json
 

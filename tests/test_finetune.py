@@ -105,6 +105,12 @@ def test_a_seed_that_gets_no_better_ends(command, tmp_path):
     assert len(run["curve"]) == run["best_epoch"] + 2 < 9
 
 
+def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
+    data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
+    command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8, "--seeds", 2)
+    assert succeeds("bertrain", "finetune", *command).stderr.count("14 of 20") == 2  # of --train and of --dev
+
+
 @pytest.mark.slow
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(command, tmp_path):
     common = [*command, "--seeds", 3, "--precision", "fp32", "--out"]

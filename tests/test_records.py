@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from bertdata.errors import install
 from bertrain import card, checkpoint, state, trackers
 from bertrain.commands import report
+from bertrain.config import Config
 
 # ---------------------------------------------------------------------------------------------------------------- cards
 
@@ -85,6 +86,7 @@ def test_a_card_says_on_which_rows_its_loss_was_measured_and_names_no_directorie
         assert rows["after step"] == str(evaluated)
         assert f" rows of {length} tokens of the validation split, 20% " in rows["measured on"]
     assert rows["--init"] == "run"
+    assert Config.make(data="x", init="/home/me/removed since").differing()["--init"] == "removed since"
     text = (tmp_path / "run" / "step-00000008" / "README.md").read_text()
     assert "/" not in "".join(line for line in text.splitlines() if line.startswith("| phase"))
     assert text.count(f" | `{dataset.dataset_id}`, ") == 2
