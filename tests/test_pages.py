@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from support.commands import succeeds
 from support.data import ROOT
 
+import bertdata
 from bertdata.errors import KINDS
 
 # ------------------------------------------------------------------------------------------------------ generated pages
@@ -20,6 +21,11 @@ def test_the_page_is_that_of_the_source(page):
     assert (ROOT / page).read_text(encoding="utf-8") == pages.PAGES[page](), (
         "run make reference, and look at the changes"
     )
+
+
+def test_every_public_name_is_on_the_page_of_the_api():
+    headings = re.findall(r"### bertdata\..*?(\w+)\n", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"))
+    assert {*bertdata.__all__} - {*headings} == set()
 
 
 def test_every_kind_of_error_is_used_and_listed():
