@@ -467,7 +467,7 @@ def main(
         ),
         **{f"training step, {precision}": partial(train, precision) for precision in ("fp32", "bf16")},
         "time to a loss": lambda: script(
-            "speedrun.py", text, tokenizer, "--minutes", minutes, "--eager", "--rows", 32, "--eval-every", 20,
+            "fixed_time.py", text, tokenizer, "--minutes", minutes, "--eager", "--rows", 32, "--eval-every", 20,
             *environments, limit=LIMIT_S,
         ),
     }  # fmt: skip

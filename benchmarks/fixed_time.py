@@ -1,6 +1,6 @@
 """What is a fixed time worth: corpus → shards → model → bits a byte, with ours and with a script like run_mlm.py?
 
-    python benchmarks/speedrun.py corpus.txt tokenizer/ [--minutes 10] [--environments .bench]
+    python benchmarks/fixed_time.py corpus.txt tokenizer/ [--minutes 10] [--environments .bench]
 
 Both get the same text, tokenizer, architecture (`small_modernbert`), implementation of attention, settings of malloc
 and dtype (bf16; fp32 on processors without bf16), and their time begins with the raw text. Both run in one process on
