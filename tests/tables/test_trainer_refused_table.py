@@ -43,7 +43,10 @@ REFUSED = {  # kind and option of the error → command lines
     "conflict label": ["augment --task pairs", "augment --train single.tsv"],
     "conflict recipe": ["teacher --recipe modernbert-base", "pretrain --recipe tiny --config bert.json"],
     "conflict objective": ["pretrain --model bert.json --objective mlm+nsp --isolate-documents"],
-    "too-long length": [f"{words} --length 600" for words in ("finetune", "teacher", f"{TEACHER} modernbert-tiny")],
+    "too-long length": [
+        f"{words} --length 600"
+        for words in ("finetune", "teacher", "evaluate --data shards", f"{TEACHER} modernbert-tiny")
+    ],
     "too-short-to-mask mlm_probability": ["teacher --mlm-probability 0.001"],
     "no-match lora": [f"{LORA},target=qurey"],
     "no-match lr_scale": ["pretrain --model bert.json --lr-scale embedings=0.1", f"{LORA} --lr-scale embeddings=0.1"],
