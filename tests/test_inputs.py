@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,7 @@ def test_names_stand_for_files_in_order(tree, inputs, selection, files):
     inputs, files = inputs.split(), files.split()
     found = find_inputs(inputs, **selection)
     assert [str(file) for file in found.files] == files
+    assert all((file.kind == "jsonl") == (".jsonl" in file.name) for file in found.files)  # a link's own name tells it
     below = [path for each in inputs if Path(each).is_dir() for path in Path(each).rglob("*")]
     inside = {str(path) for path in below if path.is_file() or path.is_symlink()}
     assert {name for names in found.left_out.values() for name in names} == inside - {*files}
@@ -129,7 +131,11 @@ def test_an_interrupted_build_from_a_pipe_starts_again(tmp_path, vocab, monkeypa
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(second)))
     assert build("-", tmp_path / "out", **options).reused_units == 0
     build(put(tmp_path / "text", second), tmp_path / "straight", **options)
-    assert published(tmp_path / "out") == published(tmp_path / "straight")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=[second], daemon=True).start()
+    build(pipe, tmp_path / "named", **options)
+    assert published(tmp_path / "out") == published(tmp_path / "straight") == published(tmp_path / "named")
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,7 @@ INPUTS = [
     ],
     ("csv: twice", {"a.csv": b"text,text\na,b\n"}, "", Refused("not-of-format", "a.csv has 2 columns ", "text_key")),
     ("csv: skipped", {"a.csv": b"n\na", "b.csv": b"text\nx\n"}, "--on-error skip", ["x"], "text: a.csv has no "),
+    ("csv: in .txt", {"a.txt": b'text\n"a\nb"', "b.txt": b"text\nc"}, "--format csv --shard-size 4", ["a\nb", "c"]),
     ("csv: another twice", {"a.csv": b"n,text,n\n1,a,2\n"}, "", ["a"]),
     ("tsv: no header", {"a.tsv": b"it 's\t0\nb\t1\n"}, "--text-key 0", ["it 's", "b"]),
     ("tsv: no header, last column", {"a.tsv": b"0\ta\n0\tb\n"}, "--text-key=-1", ["a", "b"]),
@@ -278,6 +279,7 @@ INPUTS = [
         for ending in ("", ".gz")
         for how in (["", "--documents line", "--documents file"] if kind == "text" else [""])
     ],
+    ("text: two marks", {"a.txt": MARK + b"a", "b.txt": MARK + b"\n\nb"}, "", ["a", "b"]),
     ("text: a mark and UTF-16", {"a.txt": "\ufeffa".encode("utf-16-le")}, "--encoding utf-16-le", ["a"]),
     ("text: CR", {"a.txt": b"a\r\rb"}, "", ["a\r\rb"], "a.txt: lines end with CR alone"),
 ]
