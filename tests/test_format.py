@@ -512,8 +512,8 @@ def test_tables_are_copied_and_a_dataset_with_the_id_of_another_is_not_taken_for
         put(path_of(url) / "shards.npy", "no")
         with refuses("damaged", says="large/shards.npy"):
             pull(url, tmp_path / "other")
-        flip(large.path / "digests.npy", -1)
-        put_table(large.path, "digests.npy", (large.path / "digests.npy").read_bytes())
+        manifest = unsealed(large.path / "manifest.json") | {"dataset_id": "0" * 64}
+        seal(large.path / "manifest.json", manifest)
         assert any("dataset_id" in fault for fault in faults_of(large.path))
         shutil.copytree(large.path, path_of(url), dirs_exist_ok=True)
         for take in (

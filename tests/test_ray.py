@@ -100,6 +100,9 @@ def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
 
 def test_what_a_node_does_not_see_is_one_sentence(job):
     [sent], part, text, attempts = job
+    *known, _ = sent()
+    with refuses("cluster-failed", "ray", says=f"node {platform.node()}"):
+        machines.make_task([lambda: (*known, ["another version"])], part, set())
     for lose, kind, option in (
         (lambda: os.utime(text, ns=(1, 1)), "changed", "inputs"),
         (text.unlink, "not-found", "inputs"),

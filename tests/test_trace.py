@@ -12,7 +12,7 @@ from support.disk import published, put, without_origins, write
 from support.sources import as_jsonl, made
 
 import bertdata
-from bertdata.format.origins import Origins
+from bertdata.format.origins import Origins, origins_of
 from bertdata.format.records import read_record, write_record
 from bertdata.tokenize.load import load
 from bertrain.commands.trace import loader_of, parts_of, stream_of
@@ -36,6 +36,8 @@ def test_a_place_is_the_byte_or_the_row_where_the_document_begins(tmp_path, voca
     assert len(dataset.splits["train"]) > 2
     assert origins_in(dataset) == expected
     assert Origins.read(dataset.path, dataset.manifest).named_inputs[-1].size == path.stat().st_size
+    large = origins_of(np.array([0, 1, 2]), np.array([5 << 40, 0, 6 << 40]), 3)  # which duplicates are told apart by
+    assert [divmod(int(each), 1 << 62) for each in large] == [(0, 5 << 40), (1, 0), (2, 6 << 40)]
 
 
 def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
