@@ -314,3 +314,4 @@ def test_a_sample_of_much_text_is_spread_over_it_and_the_rest_is_not_read(sample
     assert np.histogram(numbers, bins=10, range=(0, len(LINES)))[0].min() >= 350
     if ending in ("", ".jsonl"):
         assert num_read < 2_500_000
+        assert sampled(paths) == (numbers, num_read)

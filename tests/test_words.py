@@ -325,7 +325,7 @@ AGAIN = [TEXT + "".join(PIECES)] * 2  # the second time from the tables
 @example(texts=["\u00e9\U0001d49c\u0334\u0308"])
 @example(texts=["\x01abc d", "\x01\x02", "abc \x01d", "\uff76\uff9e", "\uff76 \uff9e", "a12a", "12"])
 @example(texts=[f"a{c}{mark} b" for c in "\u00a0½ﬁ\u00ad" for mark in NEW_MARKS])
-@example(texts=["\u0600\u00a0a", "\U00011a3a\u00a0a"])
+@example(texts=["\u0600\u00a0a", "\U00011a3a\u00a0a", "a river\u00a0bank b"])
 @example(texts=["\u0301\U00017307\n\nx", "=\u0338\n\ni", ".\u200d", "\u0f73\u2581", "\x1f"])
 @example(
     texts=["\u302e\U0001d165\u0334\u0345\u0301", "a\u302e\U0001d165b \u0345a\u0334", "\n\u302e\U0001d165\n\u302e\n\na"]
@@ -556,6 +556,7 @@ SPELLED = [" ".join(WORDS_AS_TOKENS), "a".join(WORDS_AS_TOKENS), "apad 水水 �
 )
 @example({"words": BERT_WORDS + NAMED, "special": ["##pad", "水"]}, {"mask": "##pad"}, SPELLED)
 @example({"words": BERT_WORDS + NAMED, "special": ["[", "##]"]}, {}, SPELLED)
+@example({"max_input_chars_per_word": 5000}, {}, [f"x{'a' * length} b" for length in (300, 4080, 4081, 5001)])
 @example({"words": BERT_WORDS + NAMED}, {"unk": "水"}, SPELLED)  # then the model's own is one that text must not give
 def test_any_wordpiece_like_that_of_bert_gives_the_ids_of_the_library(options, roles, texts):
     """An engine gives them: one text is longer than the library may get."""

@@ -41,6 +41,7 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "missing inputs": ["build", "train-tokenizer --out x"],
     "parts-missing out": ["build --finish"],
     "unknown roles": [f"build t.txt --roles {r}" for r in ("mask=[M]", "bos=[CLS]", "mask", "sep=", "pad=a,pad=[SEP]")],
+    "conflict roles": ["build t.txt --roles cls=[CLS],mask=[CLS]"],
     "conflict inputs": ["build t.txt --finish", "import a.bin r.parquet", "train-tokenizer t.txt --type bytes --out x"],
     "conflict part": ["build --finish --part 1/2", "build t.txt --ray auto --part 1/2"],
     "conflict overwrite": ["build --finish --overwrite"],
