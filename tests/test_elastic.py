@@ -15,7 +15,7 @@ import torch
 from support import commands
 from support.data import SPECIAL
 from support.families import LISTED, four_rows
-from support.runs import last_checkpoint, learner, learner_of, refused_run, train
+from support.runs import last_checkpoint, learner, learner_of, refused_run, run_of, train
 from transformers import AutoTokenizer
 
 from bertrain import checkpoint
@@ -145,6 +145,16 @@ def test_a_space_has_all_sizes_that_fit_and_picks_each_as_often(configs):
 
 
 # ------------------------------------------------------------------------------------------------------------ training
+
+
+def test_each_step_trains_sub_networks_of_its_own(configs, dataset, tmp_path):
+    options = {"data": str(dataset.path), "out": str(tmp_path), "model": configs["bert"], "length": 32, "seed": 7}
+    trainer, (_, piece) = run_of(Config.make(**options, elastic=SPACE, sub_networks=3)).trainer, four_rows(dataset)
+    for step in (0, 5):
+        trainer.methods[0].begin_step(step)
+        loss = trainer.learner(**piece)["mlm"].sum
+        trainer.learner.use([trainer.learner.space.pick(7, step, index) for index in range(3)])
+        assert trainer.learner(**piece)["mlm"].sum == loss
 
 
 def test_a_run_goes_on_only_with_the_sub_networks_that_it_trained(dataset, tmp_path, trained, configs):
