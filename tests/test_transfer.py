@@ -3,6 +3,7 @@
 import multiprocessing
 import shutil
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 from urllib.error import HTTPError
@@ -12,7 +13,7 @@ import obstore
 import pytest
 from support.commands import refused, refuses, succeeds
 from support.data import build, faults_of
-from support.disk import before_rename, contents, flip, published, without_origins, write
+from support.disk import before_rename, contents, flip, published, put, without_origins, write
 from support.servers import serving
 
 import bertdata
@@ -106,6 +107,14 @@ def test_a_pull_leaves_other_files_also_those_of_an_interrupted_pull(
     stray.unlink()
     pull(pushed, tmp_path / "copy")
     assert published(tmp_path / "copy") == published(dataset.path)
+
+
+def test_a_copy_that_failed_writes_into_no_later_copy(pushed, dataset, tmp_path):
+    """Its thread, which waited for the server, still has the file open that it began."""
+    copy, name = put(tmp_path / "copy" / LOCK, "").parent, "train-00000.tokens.npy"
+    with open(copy / f"{name}.tmp", "wb", buffering=0) as late, before_rename(name, partial(late.write, b"another")):
+        assert pull(pushed, copy) == dataset.dataset_id
+    assert published(copy) == published(dataset.path)
 
 
 def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path):
