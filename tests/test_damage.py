@@ -10,10 +10,9 @@ import pytest
 import torch
 from support.commands import invoke, json_of, refused, succeeds, tuning
 from support.data import write_labelled
-from support.disk import damages
+from support.disk import damages, reseal, unsealed
 from support.runs import QUIET, cannot_read, train, weights_in
 
-from bertdata.format.records import read_record, write_record
 from bertrain import checkpoint, state
 
 
@@ -105,7 +104,7 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
 
 def test_a_dataset_that_does_not_count_its_text_has_no_bits_per_byte(dataset, bert_run, tmp_path):
     shards = shutil.copytree(dataset.path, tmp_path / "shards")
-    write_record(shards / "manifest.json", read_record(shards / "manifest.json") | {"counts": {}})
+    reseal(shards / "manifest.json", unsealed(shards / "manifest.json") | {"counts": {}})
     few = ["evaluate", "--checkpoint", bert_run, "--max-samples", 6, "--data"]
     assert json_of("bertrain", *few, shards) == json_of("bertrain", *few, dataset.path) | {"bits_per_byte": None}
     assert "not counted" in succeeds("bertrain", *few, shards).stdout

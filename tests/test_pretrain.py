@@ -12,6 +12,7 @@ import torch
 from support.commands import json_of, refused, refuses, succeeds
 from support.data import SPECIALS, built
 from support.disk import contents, recorded, write
+from support.encoding import load
 from support.runs import (
     QUIET,
     TINY,
@@ -28,7 +29,6 @@ from support.runs import (
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
-from bertdata.tokenize.load import load
 from bertdata.torch import tensors
 from bertrain import card, checkpoint, state
 from bertrain.commands.trace import stream_of
@@ -62,7 +62,7 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
     model = AutoModelForMaskedLM.from_pretrained(finished / "last").eval()
     tokenizer = AutoTokenizer.from_pretrained(finished / "last")
     text = "the stone under the river"
-    ids = load(str(dataset.path)).encode(text.encode() + b"\n", np.array([0, len(text) + 1]), sentences=False).ids
+    ids = load(dataset.path).encode(text.encode() + b"\n", np.array([0, len(text) + 1]), sentences=False).ids
     assert tokenizer(text)["input_ids"][1:] == ids.tolist()  # [SEP] is stored after each document
     assert tokenizer.mask_token_id == dataset.special_tokens.mask
     total = count = 0

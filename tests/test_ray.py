@@ -19,12 +19,11 @@ import pytest
 from support.commands import invoke, refused, refuses, waited
 from support.data import ROOT, build, make_text
 from support.disk import before_rename, published, put, write
-from support.sources import made
+from support.encoding import load
+from support.sources import made, plan_of
 
-from bertdata import Shares, TextFormat
-from bertdata.sources.inputs import local
-from bertdata.sources.plan import Part, split
-from bertdata.tokenize.load import load
+from bertdata import Shares
+from bertdata.sources.plan import Part
 from bertdata.write import machines
 from bertdata.write.encoding import TextEncoder
 
@@ -71,7 +70,7 @@ def job(tmp_path, vocab, monkeypatch):
     """What a task gets of an unfinished build of several units, none of which is made; the part; text and attempts."""
     text, attempts = put(tmp_path / "text", make_text(120)), tmp_path / "out" / ".build" / "attempts-1"
     attempts.mkdir(parents=True)
-    encoder = TextEncoder(load(vocab), Shares(), split([local(text)], TextFormat(documents="line", shard_size=4000)))
+    encoder = TextEncoder(load(vocab), Shares(), plan_of([text], documents="line", shard_size=4000))
     monkeypatch.setattr("ray.get", lambda reference: reference())
     return [lambda: (encoder, attempts, tmp_path, machines.versions(encoder))], Part(range(3), 0.0), text, attempts
 

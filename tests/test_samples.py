@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from reference import keys, rows
 from support.commands import refuses
 from support.data import SPECIAL, SPECIALS, built, faults_of, write_dataset
-from support.disk import contents, flip, put, write
+from support.disk import contents, flip, put, reseal, sha256, unsealed, write
 from support.limits import limits
 from support.runs import FORKS
 
 import bertdata
 from bertdata import IGNORE_INDEX, Loader, Masking, SpecialTokens
-from bertdata.format.arrays import array_path, digest
-from bertdata.format.records import read_record, write_record
 from bertdata.read import order
 from bertdata.read.kernels import pieces as piece_kernels
 from bertdata.read.words import tables
@@ -169,9 +167,9 @@ def test_what_is_read_ahead_is_what_is_read(dataset, limit, how):
 def seal(cache):
     """Writes the digests of changed arrays into the records of their indexes."""
     for path in cache.glob("*.json"):
-        record = read_record(path)
-        record["sha256"] = {array: digest(array_path(cache, path.stem, array))[0] for array in record["sha256"]}
-        write_record(path, record)
+        record = unsealed(path)
+        arrays = {array: (cache / f"{path.stem}.{array}.npy").read_bytes() for array in record["sha256"]}
+        reseal(path, record | {"sha256": {array: sha256(content) for array, content in arrays.items()}})
 
 
 @pytest.mark.parametrize("how", DERIVED)
@@ -212,7 +210,7 @@ def test_other_settings_have_another_index(dataset, cache):
     for number, change in enumerate(changes, 1):
         Loader(dataset, **{"length": 16, "samples": "packed"} | change)
         assert len([*cache.glob("*.json")]) == number
-    identities = [read_record(path)["identity"] for path in cache.glob("*.json")]
+    identities = [unsealed(path)["identity"] for path in cache.glob("*.json")]
     assert {each.get("packed_together", 2**19) for each in identities} == {order.BLOCK_TOKENS} == {2**19}
 
 
@@ -238,8 +236,8 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache, how):
         seal(cache)
     if how == "packed":
         (path,) = cache.glob("*.json")
-        record = read_record(path)
-        write_record(path, record | {"facts": record["facts"] | {"max_pieces": 1}})
+        record = unsealed(path)
+        reseal(path, record | {"facts": record["facts"] | {"max_pieces": 1}})
         with refuses("damaged"):
             read()
 

@@ -15,13 +15,12 @@ from hypothesis import given
 from scipy.special import rel_entr, softmax
 from support.commands import refused, refuses, succeeds
 from support.data import SPECIAL, assert_goes_on, assert_same, build, write_dataset
-from support.disk import contents, write
+from support.disk import contents, reseal, unsealed, write
 from support.families import LISTED, model_of
 from support.limits import limits
 from support.runs import CPU, QUIET, TINY, last_checkpoint, learner, learner_of, on_ranks, refused_run, steps_of, train
 
 import bertdata
-from bertdata.support import read_record, write_record
 from bertrain.config import Config
 from bertrain.data import micro_batches
 from bertrain.lab.distillation import answers
@@ -100,7 +99,7 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_t
     assert np.exp(np.concatenate(logs, -1).astype(float)) == pytest.approx(expected, rel=6e-3)
     p = softmax(logits, -1)
     assert np.sort(p)[:, :-65:-1] == pytest.approx(expected[:, :-1], abs=1e-6)
-    header = read_record(caches["few"] / "cache.json")
+    header = unsealed(caches["few"] / "cache.json")
     assert header["teacher"]["sha256"] == fingerprint(teacher)
     sums = [sum(unit["counts"][name] for unit in header["units"]) for name in ("targets", "entropy", "tail_mass")]
     assert sums == pytest.approx([used.sum(), -(p * np.log(p)).sum(), expected[:, -1].sum()], rel=1e-4)
@@ -143,7 +142,7 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
         refused("bertrain", *arguments, kind="missing", option="yes")
         succeeds("bertrain", *arguments, "--yes")
         succeeds("bertrain", *arguments, "--yes", "--mlm-probability", 0.15, "--out", tmp_path / "other")
-    headers = [read_record(tmp_path / name / "cache.json") for name in ("logits", "other")]
+    headers = [unsealed(tmp_path / name / "cache.json") for name in ("logits", "other")]
     assert [header["stream"]["masking"]["probability"] for header in headers] == [0.3, 0.15]
     assert headers[0]["unit_samples"] == 50  # of at most two units
 
@@ -166,10 +165,10 @@ def test_damage_is_found_and_named(caches, tmp_path):
         with refuses("damaged"):
             answers.TeacherCache(out).read(np.arange(UNIT), 83)
         array[7] = kept
-    header = read_record(out / "cache.json")
+    header = unsealed(out / "cache.json")
     changes = [{"top_k": 10**6}, {"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}]
     for wrong in (*changes, *({"stream": {"variants": variants}} for variants in (0, "2", True, 1 << 70))):
-        write_record(out / "cache.json", header | wrong)
+        reseal(out / "cache.json", header | wrong)
         with refuses("damaged"):
             answers.TeacherCache(out)
     (out / "cache.json").unlink()
@@ -195,10 +194,10 @@ def test_ids_beyond_16_bits_are_kept(dataset, tmp_path):
 def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_path):
     """Version 0.1.0 wrote caches so, and a run on one has the masks of rule 1."""
     cache = shutil.copytree(caches["few"], tmp_path / "cache")
-    header = read_record(cache / "cache.json")
+    header = unsealed(cache / "cache.json")
     header["stream"]["masking"] |= {"random_from": "ordinary"}
     del header["stream"]["masking"]["rule"]
-    write_record(cache / "cache.json", header)
+    reseal(cache / "cache.json", header)
     succeeds("bertrain", *ask(dataset, big, cache, "--variants", VARIANTS))
     train(dataset.path, tmp_path / "run", **QUIET, teacher_cache=str(cache), steps=2)
     assert '"rule": 1' in (tmp_path / "run" / "log.jsonl").read_text()

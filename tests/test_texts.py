@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
 import bertdata
-from bertdata.errors import UsageError
 from bertdata.tokenize.tokenizer import give_same_ids
 
 TEXT = make_text(40) + " don't café 水火 12345 e\u0301 ﬁ"
@@ -104,7 +103,7 @@ BAD_TEXTS = {
 @pytest.mark.parametrize("name", BAD_TEXTS)
 def test_what_is_no_text_is_refused(both, name):
     texts, kind = BAD_TEXTS[name]
-    with refuses(kind, "texts", error=UsageError):
+    with refuses(kind, "texts"):
         both[1].encode_batch(texts)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertdata.errors import InputError
+from bertdata import BertdataError
 from bertdata.write.machines import LARGE, Crew
 
 PLACES = st.frozensets(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4)
@@ -30,7 +30,7 @@ def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, w
 
         def checked(item, places):
             if (number, item) in places:
-                raise InputError(f"{number}, {item}", "bad-row")
+                raise BertdataError(f"{number}, {item}", "bad-row")
             return item
 
         def items():
@@ -48,7 +48,7 @@ def test_results_are_in_order_and_the_error_is_that_of_one_thread_alone(sizes, w
             results[number].append(result)
 
     number, size = min(bad, default=(len(sizes), 0))
-    with pytest.raises(InputError, match=f"^{number}, {size}$") if bad else nullcontext():
+    with pytest.raises(BertdataError, match=f"^{number}, {size}$") if bad else nullcontext():
         Crew(workers).run(make, list(enumerate(sizes)))
     for task, num_items in enumerate(sizes[:number]):
         assert results[task] == [item**2 for item in range(num_items)]

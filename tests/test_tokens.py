@@ -25,7 +25,7 @@ from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer
 
 import bertdata
-from bertdata.options import TextFormat
+from bertdata import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.write import vocabulary
 

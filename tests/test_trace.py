@@ -1,6 +1,5 @@
 """Where each document came from: the origins of a build, and from a batch of a past run back to its documents."""
 
-import hashlib
 import json
 import shutil
 
@@ -8,13 +7,12 @@ import numpy as np
 import pytest
 from support.commands import refused, refuses, succeeds
 from support.data import build, faults_of, make_text
-from support.disk import published, put, without_origins, write
+from support.disk import published, put, reseal, sha256, unsealed, without_origins, write
+from support.encoding import load
 from support.sources import as_jsonl, made
 
 import bertdata
 from bertdata.format.origins import Origins, origins_of
-from bertdata.format.records import read_record, write_record
-from bertdata.tokenize.load import load
 from bertrain.commands.trace import loader_of, parts_of, stream_of
 
 
@@ -56,18 +54,18 @@ def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
 
 def test_sealed_origins_that_break_a_rule_are_damage(tmp_path, dataset):
     origins = shutil.copytree(dataset.path, tmp_path / "copy") / "origins"
-    file, record = origins / "train-00000.npy", read_record(origins / "origins.json")
+    file, record = origins / "train-00000.npy", unsealed(origins / "origins.json")
     put(file, file.read_bytes()[:-8] + b"\xff" * 8)  # no input has this number
-    record["shards"]["train-00000"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    write_record(origins / "origins.json", record)
+    record["shards"]["train-00000"] = sha256(file.read_bytes())
+    reseal(origins / "origins.json", record)
     (fault,) = faults_of(origins.parent)
     assert str(file) in fault
     for name in ("a\0b", "\ud800"):
         line = json.dumps([name, 1, 1]).encode()
         put(origins / "inputs.jsonl", line)
         for size in (len(line), 1 << 50, 1 << 70):  # no more is read than is there
-            record["inputs"] = {"number": 1, "bytes": size, "sha256": hashlib.sha256(line).hexdigest()}
-            write_record(origins / "origins.json", record)
+            record["inputs"] = {"number": 1, "bytes": size, "sha256": sha256(line)}
+            reseal(origins / "origins.json", record)
             with refuses("damaged"):
                 _ = Origins.read(origins.parent, dataset.manifest).named_inputs
 
@@ -160,7 +158,7 @@ def test_the_command_prints_places_and_texts(tmp_path, dataset, other, corpus):
     run = log(tmp_path / "run", {"step": 0, "stream": loader.state_dict() | {"global_batch_size": 40}}, {"step": 3})
     phases = [{"sources": [[str(dataset.path), 0.7], [str(other.path), 0.3]]}]
     write(run / "run.json", json.dumps({"config": {"average": 0.5}, "resolved": {"phases": phases}}))
-    places, expected, tokenizer = [origins_in(dataset), origins_in(other)], [], load(str(dataset.path))
+    places, expected, tokenizer = [origins_in(dataset), origins_in(other)], [], load(dataset.path)
     for part in parts_of(loader, np.arange(40, 80)):
         data, (name, place) = (dataset, other)[part.source], places[part.source][part.document]
         assert part.source or name == str(corpus)

@@ -13,11 +13,10 @@ import obstore
 import pytest
 from support.commands import refused, refuses, succeeds
 from support.data import build, faults_of
-from support.disk import before_rename, contents, flip, published, put, without_origins, write
+from support.disk import before_rename, contents, flip, published, put, reseal, unsealed, without_origins, write
 from support.servers import serving
 
 import bertdata
-from bertdata.format.records import read_record, write_record
 from bertdata.remote import stores
 from bertdata.remote.copies import LOCK, pull, push
 
@@ -77,10 +76,10 @@ def test_what_comes_back_is_what_went_and_nothing_is_copied_twice(bucket, datase
 def test_a_dataset_of_other_special_ids_is_no_copy_of_the_sound_one(bucket, pushed, dataset, tmp_path):
     """Both have one dataset_id, as it depends on the files of the tokenizer."""
     copy = shutil.copytree(dataset.path, tmp_path / "other")
-    record = read_record(copy / "manifest.json")
+    record = unsealed(copy / "manifest.json")
     roles = record["special_tokens"] | {"mask": 7}
     for change in ({"special_ids": [0, 1, 2, 3]}, {"vocab_size": 90}, {"special_tokens": roles}):
-        write_record(copy / "manifest.json", record | change)
+        reseal(copy / "manifest.json", record | change)
         (fault,) = faults_of(copy)
         assert "manifest.json" in fault
     for name, content in published(copy).items():

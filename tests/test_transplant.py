@@ -8,11 +8,11 @@ import torch
 from support.commands import succeeds
 from support.data import SPECIALS, byte_level_bpe
 from support.disk import write, write_all
+from support.encoding import load, loaded
 from support.families import LISTED, VARIANTS
 from support.runs import QUIET, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-from bertdata.support import LoadedTokenizer, load_tokenizer
 from bertrain.lab import transplant
 
 KINDS = [(kind, 0) for kind in ("bert", "modernbert", "albert", "deberta-v2", "bert untied")]
@@ -36,7 +36,7 @@ def checkpoint(ordinary, tmp_path):
     """A function: a kind of model → a directory with one at random, and the vocabulary of the tests."""
 
     def make(kind, pad=0):
-        tokenizer = load_tokenizer(str(write(tmp_path / "old.txt", *specials(pad), *ordinary)))
+        tokenizer = load(write(tmp_path / "old.txt", *specials(pad), *ordinary))
         settings = {"vocab_size": len(SPECIALS + ordinary), "pad_token_id": pad} | (LISTED.get(kind) or VARIANTS[kind])
         model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind.split()[0], **settings))
         for parameter in model.parameters():  # biases and padding too
@@ -102,7 +102,7 @@ def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, 
 
 def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):
     byte_level = byte_level_bpe(400, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    bpe, wordpiece = LoadedTokenizer(byte_level.to_str()), load_tokenizer(vocab)
+    bpe, wordpiece = loaded(byte_level), load(vocab)
     origins, copied = transplant.pieces(wordpiece, bpe)
     roles = {bpe.special.roles()[role]: number for role, number in wordpiece.special.roles().items()}
     assert all(origins[number] == [old] for number, old in roles.items())

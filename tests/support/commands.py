@@ -12,8 +12,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from bertdata import BertdataError
 from bertdata.cli import main as bertdata
-from bertdata.errors import BertdataError, UsageError
+from bertdata.errors import UsageError
 from bertrain.__main__ import main as bertrain
 
 PROGRAMS = {"bertdata": bertdata, "bertrain": bertrain}

@@ -16,13 +16,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
-from bertdata.errors import DatasetError
+from bertdata import BertdataError, IdsFormat, Shares, SpecialTokens, TextFormat, Vocabulary
 from bertdata.files import Stage
 from bertdata.format.manifest import Manifest, Split
 from bertdata.format.shards import ShardWriter
 from bertdata.format.verify import verify
-from bertdata.options import IdsFormat, Shares, TextFormat, Vocabulary, build_arguments
-from bertdata.types import SpecialTokens
+from bertdata.options import build_arguments
 from support.disk import write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +122,7 @@ def faults_of(path):
     """What verify finds wrong with a dataset, by whichever way it says it."""
     try:
         return verify(path)
-    except DatasetError as error:
+    except BertdataError as error:
         return [str(error)]
 
 

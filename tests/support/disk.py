@@ -1,6 +1,8 @@
 """Files and damage to them, and fakes of a disk that fails or notes what is synced."""
 
 import errno
+import hashlib
+import json
 import os
 import re
 import resource
@@ -223,3 +225,23 @@ def put(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+def unsealed(path):
+    """A JSON record without its checksum, which is right."""
+    record = json.loads(path.read_bytes())
+    assert record.pop("checksum") == sha256(canonical(record))
+    return record
+
+
+def reseal(path, record):
+    """Makes a JSON record, with its checksum, the content of a file."""
+    put(path, json.dumps(record | {"checksum": sha256(canonical(record))}))
+
+
+def canonical(record):
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()

@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 from support.commands import refused, refuses
 
-from bertdata.errors import UsageError
+from bertdata import BertdataError
 from bertrain import config, options
 from bertrain.config import Config, all_options, layered
 from bertrain.methods import options_of_methods
@@ -79,7 +79,7 @@ def test_a_value_that_an_option_does_not_take_is_one_sentence_that_names_it(name
     kind, (right, wrong) = OPTIONS[name].metadata["kind"], tried(name)
     kind.parse(right)
     for given in [*wrong, *(str(each) for each in wrong if kind not in TAKE_WORDS and isinstance(each, int | float))]:
-        with pytest.raises(UsageError) as error:
+        with pytest.raises(BertdataError) as error:
             Config.make(**{"data": "d"} | {name: given})
         assert error.value.option == name
         assert error.value.kind in ("malformed", "out-of-range", "unknown", "bad-url")
@@ -92,7 +92,7 @@ def test_a_value_that_an_option_does_not_take_is_one_sentence_that_names_it(name
 def test_options_that_do_not_go_together_are_one_sentence_that_names_one(rule):
     if isinstance(rule, Either):
         for pair in combinations(rule.names, 2):
-            with pytest.raises(UsageError) as error:
+            with pytest.raises(BertdataError) as error:
                 Config.make(**GIVEN | {name: tried(name)[0] for name in pair})
             assert error.value.kind in ("conflict", "needs-option")
             if not rule.why:
@@ -105,7 +105,7 @@ def test_options_that_do_not_go_together_are_one_sentence_that_names_one(rule):
                 Config.make(**GIVEN | {name: tried(name)[0]})
     else:
         for given in CHECKS[rule.name]:
-            with pytest.raises(UsageError) as error:
+            with pytest.raises(BertdataError) as error:
                 Config.make(**GIVEN | given)
             assert (error.value.option, error.value.kind) in ((rule.name, "conflict"), (rule.name, "missing"))
 

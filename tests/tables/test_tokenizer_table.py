@@ -20,7 +20,6 @@ from tokenizers import models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from bertdata import Tokenizer
-from bertdata.errors import TokenizerError
 from bertdata.tokenize.load import RESIDUES, SENTENCEPIECE
 from bertrain.lab import heads
 from bertrain.models.load import tokenizer_files
@@ -206,7 +205,7 @@ def test_a_directory_gives_the_ids_of_transformers(tmp_path, files, expected):
     if isinstance(expected, Refused):
         for path in (tmp_path, *(tmp_path / name for name in files if name in SENTENCEPIECE)):
             kind = "tokenizer-not-found" if "readme" in files else "tokenizer-unreadable"
-            with refuses(kind, "tokenizer", says=expected, error=TokenizerError) as refused:
+            with refuses(kind, "tokenizer", says=expected) as refused:
                 load(str(path))
             assert str(tmp_path) in str(refused.value)
             assert "\n" not in str(refused.value)
