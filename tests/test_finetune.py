@@ -99,10 +99,14 @@ def test_a_seed_that_diverges_ends(command, tmp_path, batch_size):
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
-def test_a_seed_that_gets_no_better_ends(command, tmp_path):
-    succeeds("bertrain", *command, "--epochs", 9, "--lr", 1e-9, "--patience", 2)
-    (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
-    assert len(run["curve"]) == run["best_epoch"] + 2 < 9
+def test_a_seed_that_gets_no_better_ends_with_its_best_weights(command, tmp_path):
+    for patience in (1, 2):
+        more = "--epochs", 9, "--lr", 1e-8, "--patience", patience, "--out", tmp_path / f"out-{patience}"
+        succeeds("bertrain", *command, *more)
+        (run,) = json.loads((tmp_path / f"out-{patience}" / "result.json").read_text())["runs"]
+        assert len(run["curve"]) == run["best_epoch"] + patience < 9
+    one, other = (weights_in(tmp_path / f"out-{patience}" / "seed-0") for patience in (1, 2))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
