@@ -12,12 +12,12 @@ import torch
 from support.commands import refused, refuses, succeeds, tuning
 from support.data import built, byte_level_bpe, make_text, write_labelled
 from support.disk import write
-from support.families import DECODERS, VARIANTS, fast
+from support.families import DECODERS, VARIANTS, fast, model_of
 from support.runs import last_checkpoint, learner, train
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import bertdata
-from bertrain.models.load import check_runs, load_model, new_model, start_from
+from bertrain.models.load import check_runs, load_model, start_from
 
 TOKENS = ["<|begin|>", "<|end|>", "<|unused 1|>", "<|unused 2|>"]
 ROLES = {"cls": TOKENS[0], "sep": TOKENS[1], "mask": TOKENS[2], "pad": TOKENS[3]}
@@ -51,7 +51,7 @@ def decoder(once, configs, dataset, tokenizer):
 
     def of(name):
         def make(folder):
-            weights = new_model(configs[name], dataset.special_tokens, length=32, seed=0)[0]
+            weights = model_of(configs[name], dataset)
             weights.save_pretrained(folder)
             values = json.loads((folder / "config.json").read_bytes()) | {"pad_token_id": None}
             values = {key: value for key, value in values.items() if key not in ("is_causal", "use_cache")}

@@ -14,16 +14,14 @@ import pytest
 import torch
 from support import commands
 from support.data import SPECIAL
-from support.families import LISTED, four_rows
-from support.runs import last_checkpoint, learner, learner_of, refused_run, run_of, train
-from transformers import AutoTokenizer
+from support.families import LISTED, four_rows, model_of
+from support.runs import config_of, last_checkpoint, learner, learner_of, refused_run, run_of, train
+from transformers import AutoConfig, AutoTokenizer
 
 from bertrain import checkpoint
-from bertrain.config import Config
 from bertrain.lab.elastic import search
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import Elastic
-from bertrain.models.load import load_model, new_model
 
 WHOLE = elastic.Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
@@ -52,7 +50,7 @@ def trained(dataset, once, configs):
 
 def complete(configs, kind):
     """A model in which no tensor is zeros or ones."""
-    model, _ = new_model(configs[kind], SPECIAL, length=32, seed=0)
+    model = model_of(configs[kind])
     torch.manual_seed(1)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -149,7 +147,7 @@ def test_a_space_has_all_sizes_that_fit_and_picks_each_as_often(configs):
 
 def test_each_step_trains_sub_networks_of_its_own(configs, dataset, tmp_path):
     options = {"data": str(dataset.path), "out": str(tmp_path), "model": configs["bert"], "length": 32, "seed": 7}
-    trainer, (_, piece) = run_of(Config.make(**options, elastic=SPACE, sub_networks=3)).trainer, four_rows(dataset)
+    trainer, (_, piece) = run_of(config_of(**options, elastic=SPACE, sub_networks=3)).trainer, four_rows(dataset)
     for step in (0, 5):
         trainer.methods[0].begin_step(step)
         loss = trainer.learner(**piece)["mlm"].sum
@@ -164,12 +162,12 @@ def test_a_run_goes_on_only_with_the_sub_networks_that_it_trained(dataset, tmp_p
 
 @pytest.mark.parametrize(("method", "heads"), [("relations", 2), ("logits", 2), ("hidden", 2), ("hidden", 4)])
 def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(dataset, trained, configs, method, heads):
-    sizes, options = elastic.Sizes(2, 16, heads, 32), {"data": "x", "out": "y", "length": 32, "teacher": str(trained)}
+    sizes, options = elastic.Sizes(2, 16, heads, 32), {"length": 32, "teacher": str(trained)}
     options |= {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
     model, found = complete(configs, "bert"), []
-    inside = learner_of(Config.make(**options, elastic=SPACE), model, dataset)
+    inside = learner_of(config_of(**options, elastic=SPACE), model, dataset)
     inside.use([sizes])
-    outside = learner_of(Config.make(**options), elastic.cut(model, sizes), dataset)
+    outside = learner_of(config_of(**options), elastic.cut(model, sizes), dataset)
     distil = (inside.objectives["distil"], outside.objectives["distil"])
     if method == "hidden":
         with torch.no_grad():
@@ -189,7 +187,7 @@ def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp
     sizes = ["--layers", 2, "--width", 24, "--heads", 3, "--feed-forward", 32]
     small = tmp_path / "small"
     assert succeeds("extract", "--checkpoint", trained, *sizes, "--out", small).stderr == ""
-    assert elastic.sizes_of(load_model(small).config) == (2, 24, 3, 32)
+    assert elastic.sizes_of(AutoConfig.from_pretrained(small)) == (2, 24, 3, 32)
     assert AutoTokenizer.from_pretrained(small)("the stone")["input_ids"][0] == SPECIAL.cls
     assert checkpoint.find(small) == small
     assert " `step-00000006`" in (small / "README.md").read_text()

@@ -7,23 +7,31 @@ from dataclasses import dataclass, make_dataclass
 
 import pytest
 import torch
-from support.commands import refuses, succeeds
+from support.commands import refused, succeeds
 from support.data import ROOT
 from support.disk import write
 from support.families import LONGFORMER
-from support.runs import QUIET, SMALL, TINY, changing, losses, refused_run, remove_after, steps_of, train, train_twice
+from support.runs import (
+    QUIET,
+    SMALL,
+    TINY,
+    changing,
+    config_of,
+    losses,
+    refused_run,
+    remove_after,
+    steps_of,
+    train,
+    train_twice,
+)
 
 from bertrain import optim
-from bertrain.config import Config, all_options
 from bertrain.data import build_loader
-from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import METHODS, Method
 from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.options import FROM_0, INTEGER, Either, Needs, Options
 from bertrain.options import option as declared
-from bertrain.plan import options_of
-from bertrain.pretrain import main
 from bertrain.trainer import build_model
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -48,7 +56,7 @@ def add(*names):
 
 
 def test_the_example_of_a_family_trains_as_it_did_without_its_head(dataset, tmp_path, longformer):
-    config = Config.make(data=str(dataset.path), out="x", model=longformer, length=32)
+    config = config_of(model=longformer, length=32)
     (dense,) = run(dataset, tmp_path / "dense", model=longformer)
     assert build_model(config, dataset)[1]  # a warning that it is slower
     add("longformer")
@@ -60,8 +68,7 @@ def test_the_example_of_a_family_trains_as_it_did_without_its_head(dataset, tmp_
 def test_an_option_of_a_method_with_a_name_that_a_command_or_config_takes_is_refused(name):
     own = make_dataclass("Own", [(name, int, declared(0, INTEGER))], bases=(Options,), frozen=True, kw_only=True)
     METHODS["mine"] = type("Mine", (Method,), {"options_type": own})
-    with refuses("bad-entry", name, given="mine"):
-        all_options()
+    refused("bertrain", "pretrain", kind="bad-entry", option=name, given="mine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +109,7 @@ def test_phases_set_options_of_a_method_from_outside_and_it_resumes(dataset, tmp
     assert Noisy.asked[8:] == [1.0, "after"]
 
 
-def test_options_of_a_method_from_outside_are_checked_for_the_whole_run():
+def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(tmp_path):
     METHODS["noisy"] = Noisy
     for options, kind, option in (
         ({"noise_scale": 2.0}, "needs-option", "noise_scale"),
@@ -111,10 +118,9 @@ def test_options_of_a_method_from_outside_are_checked_for_the_whole_run():
         ({"noise": 0.1, "phase": [{"steps": 1, "noise": 0.2}]}, "unknown", "noise"),
         ({"noise": "much"}, "malformed", "noise"),
     ):
-        with refuses(kind, option):
-            options_of(Config.make(data="d", out="o", **options))
-    made = Config.make(data="d", noise=0.1, phase=[{"steps": 1, "noise_scale": 2.0}, {"steps": 1}])
-    assert Config.make(**made.flat()) == made
+        refused_run("d", tmp_path / "run", kind=kind, option=option, **options)
+    made = config_of(noise=0.1, phase=[{"steps": 1, "noise_scale": 2.0}, {"steps": 1}])
+    assert config_of(**made.flat()) == made
 
 
 def test_the_example_of_a_method_trains_and_resumes_to_the_same_bits(dataset, tmp_path):
@@ -170,7 +176,7 @@ def test_the_examples_train_together_and_resume_with_an_objective_that_has_param
     assert steps[1]["lr"] == pytest.approx(SMALL["lr"])
     assert (plain[0]["loss"] == steps[0]["loss"], plain[3]["loss"] == steps[3]["loss"]) == (True, False)
     assert "entropy_loss" not in plain[0]
-    assert "  --unsure FLOAT" in succeeds(main, "--help").output
+    assert "  --unsure FLOAT" in succeeds("bertrain", "pretrain", "--help").output
     shape = {"option": "objective", "says": "objectives.halves.head.weight"}
     for unsure, objective, named in (
         (0.25, Halves, {"option": "unsure"}),
@@ -223,8 +229,9 @@ def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, b
 
 def test_the_data_seed_decides_order_and_masks_and_the_seed_the_weights(dataset):
     def parts(**seeds):
-        config = Config.make(data=str(dataset.path), out="x", model="bert-tiny", **seeds)
-        return build_loader(config, dataset).seed, fingerprint(build_model(config, dataset)[0])
+        config = config_of(model="bert-tiny", **seeds)
+        weights = build_model(config, dataset)[0].get_input_embeddings().weight
+        return build_loader(config, dataset).seed, weights.sum().item()
 
     assert parts(seed=0) == parts(seed=0, data_seed=0)
     assert parts(seed=1, data_seed=0) == (0, parts(seed=1)[1])

@@ -9,16 +9,15 @@ from support.data import ROOT, write_labelled
 from support.disk import write
 from support.families import DECODERS, EVERY, LISTED, SIZES, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
 from support.families import model_of as built
-from support.runs import CPU, learner, learner_of, train, train_twice
+from support.runs import CPU, config_of, learner, learner_of, train, train_twice
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 import bertdata
-from bertrain.config import Config
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, projections_of, readable
 from bertrain.models.encoder import WHOLE_ROWS, mask_of_padding, recompute_activations
 from bertrain.models.families import FAMILIES, layers_of
 from bertrain.models.load import check_runs, load_model, start_from
-from bertrain.trainer import autocast_of, resolve_precision
+from bertrain.trainer import resolve_precision
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +123,14 @@ def test_bf16_is_close_or_refused(configs, dataset, name):
     isolate, loss = name in FAMILIES and FAMILIES[name].isolation is not None, {}
     _, piece = four_rows(dataset, 40, samples="packed" if isolate else "documents")
     for precision in ("fp32", "bf16"):
-        options = {"precision": precision, "length": 32, "isolate_documents": isolate}
-        config, weights = Config.make(data="x", out="y", **options), built(configs[name], dataset)
+        config = config_of(precision=precision, length=32, isolate_documents=isolate)
+        weights = built(configs[name], dataset)
         if precision == "bf16" and name in FAMILIES and not FAMILIES[name].half:
             with refuses("unsupported", "precision"):
                 resolve_precision(config, CPU, weights)
             return
         module = learner_of(config, weights, dataset, resolve_precision(config, CPU, weights))
-        with autocast_of(CPU, precision)():
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss[precision] = module(**piece)["mlm"].sum
         loss[precision].backward()
     assert loss["bf16"].item() == pytest.approx(loss["fp32"].item(), rel=0.02)
@@ -202,10 +201,10 @@ def test_a_family_teaches_and_learns_by_each_method_or_is_refused(configs, datas
     _, piece = four_rows(dataset, 40, samples="documents")
     for model, taught_by in ((name, "bert"), ("bert", name)):
         built(configs[taught_by], dataset, seed=1).save_pretrained(tmp_path / taught_by)
-        options = {"data": "x", "out": "y", "length": 32, "teacher": str(tmp_path / taught_by)}
+        options = {"length": 32, "teacher": str(tmp_path / taught_by)}
         for method in ("relations", "hidden", "logits"):
             layers = {"distil_layers": "last"} if method == "hidden" else {}
-            config = Config.make(**options, model=configs[model], distil=method, **layers)
+            config = config_of(**options, model=configs[model], distil=method, **layers)
             weights = built(configs[model], dataset)
             if method not in can:
                 with refuses("unsupported", "distil", given=method):

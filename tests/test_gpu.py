@@ -18,21 +18,14 @@ import torch.nn.attention.varlen
 from support.commands import json_of, succeeds, tuning
 from support.data import built, make_text, write_labelled
 from support.families import LISTED, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
-from support.runs import ALONE, CPU, at_step, entries, flags, launch, learner, steps_of, train
-from transformers import CONFIG_MAPPING
+from support.runs import ALONE, CPU, at_step, config_of, entries, flags, launch, learner, learner_of, steps_of, train
+from transformers import CONFIG_MAPPING, AutoModelForMaskedLM
 
 from bertrain import evaluate as evaluation
-from bertrain.commands import evaluate
-from bertrain.config import Config
 from bertrain.data import samples_of
-from bertrain.lab import finetune
-from bertrain.lab.distillation import teacher
-from bertrain.methods import methods_of
 from bertrain.models.encoder import cu_seqlens_of, has_kernel
 from bertrain.models.families import FAMILIES
-from bertrain.models.load import load_model
-from bertrain.ranks import World
-from bertrain.trainer import autocast_of, build_learner, build_model
+from bertrain.trainer import autocast_of, build_model
 
 DEVICE = torch.device(os.environ.get("GPU_TESTS_ON", "cuda"))
 ON_GPU = DEVICE.type == "cuda"
@@ -67,7 +60,7 @@ def big(dataset, configs, tmp_path_factory):
 def step(config, dataset, device, precision, samples):
     """The losses of four rows by objective, and the whole gradient as float32 [N] on the CPU."""
     weights, _ = build_model(config, dataset)
-    module = build_learner(config, weights, dataset, World(0, 1, device), precision, methods_of(config))
+    module = learner_of(config, weights, dataset, precision, device)
     _, piece = four_rows(dataset, 40, device=device, samples=samples)
     with autocast_of(device, precision)():
         losses = module(**module.prepare(piece))
@@ -109,7 +102,7 @@ def test_a_step_is_that_of_the_cpu(configs, dataset, big, calls, name, precision
     options = CASES[name] | {"model": configs.get(CASES[name]["model"], name), "length": 32, "seed": 1}
     if "distil" in options:
         options |= {"teacher": str(big), "distil_layers": "uniform"}
-    config = Config.make(data=str(dataset.path), out="x", **options)
+    config = config_of(**options)
     samples = "documents" if options.get("isolate_documents") is False else samples_of(config)
     plain, exact = step(config, dataset, CPU, "fp32", samples)
     assert calls == []
@@ -230,8 +223,8 @@ def test_all_gpus_learn_what_one_does(dataset, tmp_path, options):
 def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
     train(dataset.path, tmp_path / "run", steps=2, compile="off", eval_precision="fp32", **options)
     command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--show", 1]
-    result = json_of(evaluate.main, *command)
-    weights = learner(load_model(tmp_path / "run" / "step-00000002"), isolate=bool(options))
+    result = json_of("bertrain", "evaluate", *command)
+    weights = learner(AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "step-00000002"), isolate=bool(options))
     plain = evaluation.evaluate(weights, dataset, ALONE, split="validation", length=32)
     assert result["loss"] == pytest.approx(plain["loss"], rel=1e-4)
     assert (result["targets"], result["samples"]) == (plain["targets"], plain["samples"])
@@ -240,13 +233,13 @@ def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
 def test_a_task_is_learned(big, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
     options = ["--epochs", 12, "--lr", 3e-3, "--batch-size", 4]
-    result = json_of(finetune.main, *tuning(big, data, tmp_path / "out", *options))
+    result = json_of("bertrain", "finetune", *tuning(big, data, tmp_path / "out", *options))
     assert result["dev_accuracy"]["min"] == 1.0
 
 
 def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_path):
     arguments = ["--model", big, "--data", dataset.path, "--out", tmp_path / "cache", "--length", 32]
-    succeeds(teacher.main, *arguments, "--max-samples", 12, "--top-k", 20)
+    succeeds("bertrain", "teacher", *arguments, "--max-samples", 12, "--top-k", 20)
     log = steps_of(train(dataset.path, tmp_path / "run", steps=2, teacher_cache=str(tmp_path / "cache")))
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["distil_loss"] < 5 for entry in log)

@@ -5,16 +5,13 @@ import re
 
 import pytest
 import torch
-from support.data import SPECIAL
 from support.disk import write
-from support.families import LISTED
-from support.runs import changing, entries, learner, train
+from support.families import LISTED, model_of
+from support.runs import changing, config_of, entries, learner, train
 from transformers import AutoModelForMaskedLM
 
 from bertrain import checkpoint
-from bertrain.config import Config
 from bertrain.lab import growth as grow
-from bertrain.models.load import load_model, new_model
 from bertrain.optim import optimizers
 
 UPPER = r"layers?\.[23]\.|head|decoder|final_norm|^cls\."  # the last two of four layers, and what is above them
@@ -30,8 +27,8 @@ def config(request, tmp_path):
 def state(out, step):
     """Weights and moments of a checkpoint by name: {name: (weight, moments or None)}."""
     path = out / f"step-{step:08d}"
-    module = learner(load_model(path))
-    optimizer = optimizers.build(module, Config.make(data="x", out="y"))
+    module = learner(AutoModelForMaskedLM.from_pretrained(path))
+    optimizer = optimizers.build(module, config_of())
     checkpoint.read_optimizer(path, optimizer, module)
     return {
         name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
@@ -60,9 +57,8 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
 
 def small(config, layers, *, seed=0):
     """A Learner of `layers` layers with its optimizer, after one step on numbers."""
-    weights, _ = new_model(config, SPECIAL, length=32, seed=seed, configure=lambda made: grow.shorten(made, layers))
-    module = learner(weights)
-    made = optimizers.build(module, Config.make(data="x", out="y"))
+    module = learner(model_of(config, seed=seed, configure=lambda made: grow.shorten(made, layers)))
+    made = optimizers.build(module, config_of())
     torch.manual_seed(seed)
     for parameter in module.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -76,7 +72,7 @@ def small(config, layers, *, seed=0):
 def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after):
     one, old = small(config, before)
     two, _ = small(config, after, seed=1)
-    new = optimizers.build(two, Config.make(data="x", out="y"))
+    new = optimizers.build(two, config_of())
     initial = {name: weight.detach().clone() for name, weight in two.named_parameters()}
     grow.carry(one, two, old, new, stack=stack)
     prefix = "model.model.layers." if "modernbert" in config else "model.bert.encoder.layer."
@@ -113,9 +109,9 @@ def test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained(dat
 @pytest.mark.parametrize("optimizer", optimizers.OPTIMIZERS)
 def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
     factors = {"embeddings": 0.1, "Wqkv|query": 0.5, r"layers?\.3\.": 0}
-    module, rates = learner(new_model(config, SPECIAL, length=32, seed=0)[0]), []
+    module, rates = learner(model_of(config)), []
     for scales in ([], [f"{pattern}={factor}" for pattern, factor in factors.items()]):
-        made = optimizers.build(module, Config.make(data="x", out="y", optimizer=optimizer, lr_scale=scales))
+        made = optimizers.build(module, config_of(optimizer=optimizer, lr_scale=scales))
         optimizers.set_learning_rate(made, 1.0)
         rates.append({parameter: group["lr"] for group in made.param_groups for parameter in group["params"]})
     assert rates[0].keys() == rates[1].keys()

@@ -5,13 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.families import four_rows, model_of
-from support.runs import CPU, learner
+from support.families import four_rows, model_of, pieces_of
+from support.runs import learner
 from torch.nn.functional import cross_entropy
 
 from bertdata import Loader
 from bertrain import data as data_module
-from bertrain.data import micro_batches
 from bertrain.models import encoder as encoder_module
 from bertrain.models.encoder import cu_seqlens_of
 
@@ -27,7 +26,7 @@ def test_the_loss_of_packed_rows_is_that_of_their_documents(configs, dataset, ki
         for weight in weights.parameters():
             weight.mul_(3)  # so that all attend less evenly
         logits = torch.cat([weights(input_ids=each[None]).logits[0] for each in ids])
-        piece = next(micro_batches(batch, size=len(batch.labels), count=1, device=CPU))
+        (piece,) = pieces_of(batch)
         loss = learner(weights, isolate=True)(**piece)["mlm"].sum
     torch.testing.assert_close(loss, cross_entropy(logits, torch.cat(labels), reduction="sum"))
 
@@ -51,7 +50,7 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(configs, dataset):
     assert bounds.dtype == torch.int32
     longer = 1 << (needed.size - 2).bit_length()
     assert bounds.tolist() == needed.tolist() + [160] * (longer + 1 - needed.size)
-    *_, filler = micro_batches(batch, size=4, count=2, device=CPU)
+    *_, filler = pieces_of(batch, size=4, count=2)
     assert cu_seqlens_of(filler["position_ids"]).unique().tolist() == [0, 40]
     loss = learner(model_of(configs["bert"], dataset), isolate=True)(**filler)["mlm"]
     assert (loss.sum.item(), loss.num_correct.item()) == (0.0, 0)
@@ -64,7 +63,7 @@ def test_every_packed_micro_batch_for_a_gpu_has_the_same_tensors(configs, datase
         monkeypatch.setattr(module, "has_kernel", lambda device: True)
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
     full = dataclasses.replace(batch, attention_mask=None)
-    pieces = [piece for one in (batch, full) for piece in micro_batches(one, size=4, count=2, device=CPU)]
+    pieces = [piece for one in (batch, full) for piece in pieces_of(one, size=4, count=2)]
     assert len({tuple(sorted(piece)) for piece in pieces}) == 1
     assert [bool(piece["attention_mask"].all()) for piece in pieces] == [batch.attention_mask is None, True, True, True]
     model = learner(model_of(configs["bert"], dataset).eval(), isolate=True)

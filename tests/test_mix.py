@@ -18,8 +18,6 @@ import bertdata
 from bertdata import Loader, Masking, SpecialTokens
 from bertdata.read.mix import Mix, ratio
 from bertrain.cli import command
-from bertrain.commands import doctor
-from bertrain.commands.evaluate import main as evaluate_main
 
 NAN, TOO_MANY_DIGITS = float("nan"), [(0.1234567891, 1), (1 / 3, 0.5), (2**31 - 1, 1)]
 KINDS = [
@@ -146,7 +144,7 @@ def test_the_damaged_source_is_named(tmp_path):
 def test_a_run_states_what_it_reads_of_each_source(dataset, other, tmp_path):
     mix, out = [[str(dataset.path), 0.7], [str(other.path), 0.3]], tmp_path / "run"
     options = {"model": "bert-tiny", "steps": 3, "global_batch_size": 7, "micro_batch_size": 3}
-    assert succeeds(doctor.main, *flags(mix, out, **options)).stdout.count("PASS  mix ") == 2
+    assert succeeds("bertrain", "doctor", *flags(mix, out, **options)).stdout.count("PASS  mix ") == 2
     log = [entry for entry in train(mix, out, **options) if "loss" in entry]
     loader = Loader([(dataset, 0.7), (other, 0.3)], length=32)
     assert [entry["step"] for entry in log] == [1, 2, 3]
@@ -173,9 +171,9 @@ def test_each_source_with_a_validation_split_is_evaluated_as_if_it_were_alone(da
     assert f"warning: {small.path} " in capsys.readouterr().out
     entry = log[-1]
     assert list(entry["validation_sources"]) == paths[:2]
-    parts = []
+    parts, last = [], tmp_path / "run" / "step-00000003"
     for path in paths[:2]:
-        parts.append(json_of(evaluate_main, "--checkpoint", tmp_path / "run" / "step-00000003", "--data", path))
+        parts.append(json_of("bertrain", "evaluate", "--checkpoint", last, "--data", path))
         expected = {name: parts[-1][name] for name in ("loss", "accuracy", "targets")}
         assert entry["validation_sources"][path] == pytest.approx(expected, rel=1e-5)
     for name, weights in (("loss", (0.7, 0.3)), ("accuracy", (0.7, 0.3)), ("targets", (1, 1))):
@@ -185,6 +183,6 @@ def test_each_source_with_a_validation_split_is_evaluated_as_if_it_were_alone(da
 
 def test_weights_are_in_the_order_of_the_datasets_and_not_behind_them():
     run = Mock()
-    assert invoke(command(run), "--data", "A", "0.7", "--out", "nowhere").exit_code == 2
+    assert invoke("bertrain", "pretrain", "--data", "A", "0.7", "--out", "nowhere").exit_code == 2
     succeeds(command(run), "--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3")
     assert (run.call_args.args[0].data, run.call_args.args[0].weights) == (("A", "B"), (0.7, 0.3))

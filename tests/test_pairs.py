@@ -16,16 +16,14 @@ from support.data import built, byte_level_bpe, ids_of, make_text
 from support.disk import write, write_all
 from support.encoding import load, loaded
 from support.families import LISTED
-from support.runs import CPU
+from support.runs import CPU, learner
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.tokenize.spelling import Spelling, spelled
 from bertdata.tokenize.train import train_unigram
-from bertrain.commands import evaluate, pairs
-from bertrain.models.encoder import Encoder
-from bertrain.models.load import load_model
+from bertrain.commands import pairs
 from bertrain.ranks import World
 
 PAIRS = [  # good, bad, field, phenomenon, paradigm
@@ -77,7 +75,7 @@ def file(tmp_path_factory):
 def test_scores_are_those_of_the_papers_whatever_the_batches_and_the_ranks(checkpoints, file, kind, limit):
     directory, continues = checkpoints[kind]
     model, library = AutoModelForMaskedLM.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)
-    encoder = Encoder(load_model(directory))
+    encoder = learner(AutoModelForMaskedLM.from_pretrained(directory))
     tokenizer = pairs.tokenizer_of(directory, encoder)
     rows = [*itertools.chain(*pairs.encode(pairs.read(str(file)), tokenizer, path="", most=80))]
     texts = [row[name] for row in PAIRS for name in ("good", "bad")]
@@ -105,14 +103,14 @@ def test_accuracy_over_all_and_by_group(bert_like, tmp_path):
     texts = [[text.replace("\ud800", "?") for text in row[:2]] for row in rows]
     scores = ([slow_score(model, library, text, None, name="sum") for text in pair] for pair in texts)
     right = np.array([1.0 if good > bad else 0.5 if good == bad else 0.0 for good, bad in scores])
-    found = json_of(evaluate.main, *given)
+    found = json_of("bertrain", "evaluate", *given)
     assert {kind: [*groups] for kind, groups in found["by"].items()} == {"phenomenon": ["x", "y"], "paradigm": [*"123"]}
     assert found["ties"] == 1
     by_x, by_1 = found["by"]["phenomenon"]["x"], found["by"]["paradigm"]["1"]
     for part, chosen in ((found, right), (by_x, right[:3]), (by_1, right[:2])):
         assert (part["accuracy"], part["pairs"]) == (pytest.approx(chosen.mean()), len(chosen))
         assert part["standard_error"] == pytest.approx(chosen.std() / math.sqrt(len(chosen)))
-    assert f"{by_x['accuracy']:.2%}" in succeeds(evaluate.main, *given).output
+    assert f"{by_x['accuracy']:.2%}" in succeeds("bertrain", "evaluate", *given).output
 
 
 def test_a_sample_is_the_beginning_of_a_fixed_random_order(tmp_path):
@@ -142,7 +140,7 @@ def test_what_is_no_pair_is_refused(bert_like, tmp_path):
             data.write_bytes(content.encode() if isinstance(content, str) else content)
             given = ["--checkpoint", bert_like, "--pairs", data]
             option = "pairs" if kind == "empty" else None
-            refused(evaluate.main, *given, kind=kind, option=option, says=f"{data}{where}")
+            refused("bertrain", "evaluate", *given, kind=kind, option=option, says=f"{data}{where}")
 
 
 def test_a_checkpoint_needs_a_tokenizer_with_a_mask(bert_like, file, tmp_path):
@@ -155,9 +153,9 @@ def test_a_checkpoint_needs_a_tokenizer_with_a_mask(bert_like, file, tmp_path):
         added = [token for token in content["added_tokens"] if token["content"] in vocabulary]
         changed = content | {"model": content["model"] | {"vocab": vocabulary}, "added_tokens": added}
         (other / "tokenizer.json").write_text(json.dumps(changed))
-        refused(evaluate.main, *arguments, kind="tokenizer-differs", option="checkpoint")
+        refused("bertrain", "evaluate", *arguments, kind="tokenizer-differs", option="checkpoint")
     (other / "tokenizer.json").unlink()
-    refused(evaluate.main, *arguments, kind="tokenizer-unreadable", option="checkpoint")
+    refused("bertrain", "evaluate", *arguments, kind="tokenizer-unreadable", option="checkpoint")
 
 
 # -------------------------------------------------------------------------------------------------------- what is shown
@@ -190,7 +188,7 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     directory = checkpoints["byte-level"][0]
     data = built(tmp_path, make_text(12), tokenizer=str(directory), validation=0.5)
     arguments = ["--checkpoint", directory, "--data", data.path, "--length", 24, "--max-samples", 2, "--show", 2]
-    lines = re.findall(r"^  ([x ]) (\S+) +(\S+)", succeeds(evaluate.main, *arguments).stdout, re.MULTILINE)
+    lines = re.findall(r"^  ([x ]) (\S+) +(\S+)", succeeds("bertrain", "evaluate", *arguments).stdout, re.MULTILINE)
     masking = bertdata.Masking(probability=0.15, rule=1)
     batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=masking))
     mask = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)

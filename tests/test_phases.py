@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,22 +15,33 @@ from hypothesis import strategies as st
 from reference import keys
 from reference import phases as reference
 from support.commands import refused, refuses
-from support.data import SPECIAL, assert_same
+from support.data import assert_same
 from support.disk import write
-from support.runs import QUIET, changing, last_checkpoint, refused_run, remove_after, seal, toml, train, train_twice
+from support.families import model_of
+from support.runs import (
+    ALONE,
+    QUIET,
+    changing,
+    config_of,
+    last_checkpoint,
+    refused_run,
+    remove_after,
+    seal,
+    toml,
+    train,
+    train_twice,
+    weights_in,
+)
 from test_golden import VECTORS
 
 import bertdata
 from bertrain import pretrain, state
-from bertrain.config import Config
 from bertrain.data import Stream, build_loader
 from bertrain.models.encoder import set_rotary_bases
-from bertrain.models.load import load_model, new_model
 from bertrain.plan import Plan, resolve
-from bertrain.ranks import World
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
-DEFAULT = Config.make(data="x")
+DEFAULT = config_of()
 SET = ("length", "global_batch_size", "lr", "lr_end", "schedule", "decay_share", "warmup")
 RUN = {name: getattr(DEFAULT, name) for name in SET}
 
@@ -54,7 +66,7 @@ def require_same(found, expected):
 @pytest.mark.parametrize("vector", VECTORS["phases"], ids=str)
 def test_phases_are_those_of_the_specification(vector):
     run = {"lr": 1e-3} | vector["run"]
-    phases = resolve(Config.make(data="x", **run, phase=vector["phase"]), SIZES)
+    phases = resolve(config_of(**run, phase=vector["phase"]), SIZES)
     assert [0, *(phase.stop for phase in phases)] == vector["borders"]
     made = table_of(phases)
     require_same(made, reference.table(RUN | run, vector["phase"]))
@@ -96,7 +108,7 @@ def phased(draw):
 @given(phased())
 def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
     run, phases = drawn
-    config, expected = Config.make(data="x", **run, phase=phases), reference.table(RUN | run, phases)
+    config, expected = config_of(**run, phase=phases), reference.table(RUN | run, phases)
     if {number for number, *_ in expected} != set(range(1, len(phases) + 1)):
         with refuses("out-of-range", "phase"):
             resolve(config, SIZES)
@@ -134,9 +146,9 @@ def test_plans(options, expected):
     config = {"data": "x"} | options
     if isinstance(expected, tuple):
         with refuses(*expected):
-            resolve(Config.make(**config), SIZES)
+            resolve(config_of(**config), SIZES)
         return
-    plan = Plan.make(Config.make(**config), SIZES, world_size=1)
+    plan = Plan.make(config_of(**config), SIZES, world_size=1)
     assert expected in "\n".join(plan.line(phase) for phase in plan.phases)
 
 
@@ -169,8 +181,8 @@ def mixed(dataset, other):
 
 
 def batches_of(phases, *, rank=0, world_size=1):
-    config = Config.make(phase=phases, global_batch_size=7)
-    return Stream(config, World(rank, world_size, torch.device("cpu")))
+    config = config_of(phase=phases, global_batch_size=7)
+    return Stream(config, replace(ALONE, rank=rank, world_size=world_size))
 
 
 def steps_of(batches, stop=15):
@@ -229,7 +241,7 @@ def test_what_options_and_phases_set_reaches_the_step(dataset, tmp_path):
     assert log[-1]["validation_targets"] == (loader.read(np.arange(loader.num_samples)).targets >= 0).sum()
     assert [entry["lr"] for entry in log if "lr" in entry] == [1e-3, 1e-3, 2e-3, 2e-3]
     assert not any("change" in entry for entry in log)
-    before, after = (load_model(tmp_path / "run" / f"step-{step:08d}").state_dict() for step in (2, 4))
+    before, after = (weights_in(tmp_path / "run" / f"step-{step:08d}") for step in (2, 4))
     for name in before:
         assert torch.equal(before[name], after[name]) == ("layer.1" not in name)
         assert not name.endswith("LayerNorm.weight") or after[name].min() > 0.5
@@ -239,7 +251,7 @@ def test_what_options_and_phases_set_reaches_the_step(dataset, tmp_path):
 
 def test_bases_of_rotary_positions_are_those_of_a_new_model(configs):
     """Also in a model that has others already, of which one stays."""
-    weights, _ = new_model(configs["modernbert"], SPECIAL, length=32, seed=0)
+    weights = model_of(configs["modernbert"])
     for bases in ((5e5, 2e4), (None, 1e4)):
         set_rotary_bases(weights, *bases)
         kinds = {kind: part["rope_theta"] for kind, part in weights.config.rope_parameters.items()}
@@ -255,7 +267,7 @@ def test_bases_of_rotary_positions_are_those_of_a_new_model(configs):
 
 def saved(phases):
     """Phases as a checkpoint has them."""
-    return json.loads(json.dumps([phase.saved() for phase in resolve(Config.make(data="x", phase=phases), SIZES)]))
+    return json.loads(json.dumps([phase.saved() for phase in resolve(config_of(phase=phases), SIZES)]))
 
 
 FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 3e-3}]
@@ -351,7 +363,7 @@ def saved_in(run):
 def test_milestones_stay(dataset, tmp_path):
     """A step reads 192 tokens, and words in the share of the epoch that it reads."""
     words = dataset.manifest.counts["words"]["train"]
-    samples = build_loader(Config.make(data=str(dataset.path)), dataset, length=32).num_samples
+    samples = build_loader(config_of(data=str(dataset.path)), dataset, length=32).num_samples
     marks = ["tokens=384,900", f"words={words * 19 // samples + 1}"]  # the end of step 2, and step 5; within step 4
     options = QUIET | {"steps": 8, "save_at": marks, "keep": 1, "save_every": 3}
     for _ in range(2):

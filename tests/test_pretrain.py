@@ -18,6 +18,7 @@ from support.runs import (
     TINY,
     cannot_read,
     changing,
+    config_of,
     entries,
     flags,
     last_checkpoint,
@@ -32,7 +33,6 @@ import bertdata
 from bertdata.torch import tensors
 from bertrain import card, checkpoint, state
 from bertrain.commands.trace import stream_of
-from bertrain.config import Config
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dat
     first, *_ = succeeds("bertrain", "pretrain", *given, "--steps", 1).stdout.splitlines()
     resuming = shlex.split(first.partition("; ")[2].removesuffix(" resumes this run"))
     assert "the run is complete" in succeeds("bertrain", *resuming[1:]).stdout
-    config = Config.make(data=str(dataset.path), model=TINY)
+    config = config_of(data=str(dataset.path), out="", model=TINY)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     made = [checkpoint.directory_of(config) for _ in range(2)]
     assert made[0] != made[1]

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.commands import refused, succeeds
-from support.runs import QUIET, train
+from support.runs import QUIET, config_of, train
 
 from bertrain import plan, recipes
 from bertrain.cli import command
-from bertrain.config import Config
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def options_in(name):
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
     said, config = options_of("--recipe", name)
-    assert config == Config.make(data="d", out="o", **options_in(name))
+    assert config == config_of(data="d", out="o", **options_in(name))
     for option, value in options_in(name).items():
         assert f"--{option.replace('_', '-')} {value}" in said or option == "phase"
     assert ("bertrain doctor" in said) == ("phase" in options_in(name))
@@ -63,7 +62,7 @@ SIZES = SimpleNamespace(samples=lambda paths, length: 10**9, tokens=lambda path:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_plan_of_a_recipe_is_what_was_published(name):
     """tests/published.json has the numbers of their authors, and where they stand."""
-    config, stated = Config.make(data="d", **options_in(name)), PUBLISHED[name]
+    config, stated = config_of(**options_in(name)), PUBLISHED[name]
     for option in stated["run"].keys() - {"source", "weight_decay"}:
         expected = stated["run"][option]
         assert getattr(config, option) == (1e9 if (option, expected) == ("clip_norm", None) else expected), option

@@ -11,14 +11,13 @@ import torch
 from reference import keys
 from support.commands import invoke
 from support.data import ROOT
-from support.families import LISTED, assert_isolated, packed_rows
-from support.runs import CPU, QUIET, TINY, flags, last_checkpoint, refused_run, run_of, train
+from support.families import LISTED, assert_isolated, packed_rows, pieces_of
+from support.runs import QUIET, TINY, flags, last_checkpoint, refused_run, run_of, train
 from transformers import AutoModel, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
 from bertrain.config import Config
-from bertrain.data import build_loader, micro_batches
-from bertrain.pretrain import main
+from bertrain.data import build_loader
 
 ELECTRA = LISTED["electra"] | {"model_type": "electra", "embedding_size": 32, "hidden_size": 48, "num_hidden_layers": 3}
 DEBERTA = LISTED["deberta-v2"] | {"model_type": "deberta-v2"}
@@ -57,7 +56,7 @@ def plain_losses(config, shards, num_steps):
     loader, found = build_loader(config, shards), []
     for step in range(num_steps):
         batch = next(loader)
-        (piece,) = micro_batches(batch, size=99, count=1, device=CPU)
+        (piece,) = pieces_of(batch)
         inputs = {n: piece[n] for n in ("input_ids", "attention_mask") if n in piece}
         labels = torch.from_numpy(batch.labels)
         output = generator(**inputs, labels=labels)
@@ -112,7 +111,8 @@ def test_a_discriminator_of_another_family_is_an_ordinary_encoder(dataset, tmp_p
     again = options(discriminator=TINY, steps=6)
     refused_run(dataset.path, tmp_path / "run", **again, kind="other-settings", option="discriminator")
     dropping = options(ELECTRA | {"attention_probs_dropout_prob": 0.1}, attention="flash")
-    assert invoke(main, *flags(dataset.path, tmp_path / "flash", **dropping)).exit_code == 2  # flash drops nothing
+    arguments = flags(dataset.path, tmp_path / "flash", **dropping)
+    assert invoke("bertrain", "pretrain", *arguments).exit_code == 2  # flash drops nothing
 
 
 def test_options_of_the_generator_hold_for_the_discriminator(dataset, tmp_path, options):

@@ -19,6 +19,7 @@ from support.runs import (
     TINY,
     at_step,
     changing,
+    config_of,
     entries,
     flags,
     last_checkpoint,
@@ -36,15 +37,13 @@ from bertdata.torch import tensors
 from bertrain import checkpoint, ranks, speed
 from bertrain import evaluate as evaluation
 from bertrain.commands import doctor
-from bertrain.config import Config
 from bertrain.data import Stream
-from bertrain.models.load import new_model
 from bertrain.plan import Plan
 
 
 def test_losses_of_pairs_are_those_of_transformers(dataset):
     batch, piece = four_rows(dataset, samples="pairs")
-    weights = new_model("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0]
+    weights = model_of("bert-tiny", dataset, nsp=True)
     sums, given = learner(weights, "mlm", "nsp")(**piece), tensors(batch)
     theirs, num_targets = weights(**given), int((given["labels"] != -100).sum())
     torch.testing.assert_close(sums["mlm"].sum / num_targets + sums["nsp"].sum / 4, theirs.loss)
@@ -92,7 +91,8 @@ def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, cost
     assert [entry["compiled_s"] for entry in steps] == [0, 0, 1, 1, 1, 1]
     assert [entry["evaluated_s"] for entry in steps] == [0, 0, 0, 130, 130, 130]
     assert [entry["waited_s"] for entry in steps] == [0, 0, 0, 0, 1000, 1000]
-    slots = bertdata.Loader(dataset, length=32, masking=bertdata.Masking(probability=Config.mlm_probability)).num_slots
+    masking = bertdata.Masking(probability=config_of().mlm_probability)
+    slots = bertdata.Loader(dataset, length=32, masking=masking).num_slots
     flops = 6 * speed.flops_of_row(model_of(TINY, dataset), 32, slots)
     assert {(entry["tokens_per_s"], entry["flops_per_s"]) for entry in steps} == {(6 * 32, round(flops))}
     assert {entry["mfu"] for entry in steps} == {round(flops / 1e8, 4)}
@@ -110,20 +110,20 @@ def test_a_plan_counts_rows_and_passes_and_warns_of_too_many_or_too_few_rows():
     """A pass has a limit of tokens on a GPU, and one of rows on a CPU, unless its rows are given."""
     for length, rows in ((128, 256), (512, 64), (1024, 32), (8192, 4), (65_536, 1)):
         for given, on_gpu, expected in ((None, True, rows), (None, False, 64), (100, True, 100)):
-            config = Config.make(data="x", length=length, global_batch_size=300, micro_batch_size=given)
+            config = config_of(length=length, global_batch_size=300, micro_batch_size=given)
             assert Plan.make(config, OF_100, world_size=1, on_gpu=on_gpu).micro_batch_size == expected
     given = changing(0.25, 0.5, global_batch_size=[8, 16, "32..8"])
-    planned = Plan.make(Config.make(data="x", steps=100, phase=given), OF_100, world_size=2)
+    planned = Plan.make(config_of(steps=100, phase=given), OF_100, world_size=2)
     rows = [planned.phase_at(step).rows_at(step) for step in range(100)]
     assert [rows[step] for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 8]
     assert planned.samples() == sum(rows)
     assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
     longer = changing(0.5, length=[32, 80], global_batch_size=[2, 6])
-    planned = Plan.make(Config.make(data="x", steps=4, micro_batch_size=3, phase=longer), OF_100, world_size=1)
+    planned = Plan.make(config_of(steps=4, micro_batch_size=3, phase=longer), OF_100, world_size=1)
     assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
     assert planned.first_micro_batches() == (2, 1)
     for rows, num_ranks, number in ((100, 1, 0), (101, 1, 1), (4, 4, 0), (3, 4, 1)):
-        planned = Plan.make(Config.make(data="x", steps=2, global_batch_size=rows), OF_100, world_size=num_ranks)
+        planned = Plan.make(config_of(steps=2, global_batch_size=rows), OF_100, world_size=num_ranks)
         assert len(planned.warnings) == number, rows
 
 

@@ -16,18 +16,27 @@ from scipy.special import rel_entr, softmax
 from support.commands import refused, refuses, succeeds
 from support.data import SPECIAL, assert_goes_on, assert_same, build, write_dataset
 from support.disk import contents, reseal, unsealed, write
-from support.families import LISTED, model_of
+from support.families import LISTED, model_of, pieces_of
 from support.limits import limits
-from support.runs import CPU, QUIET, TINY, last_checkpoint, learner, learner_of, on_ranks, refused_run, steps_of, train
+from support.runs import (
+    QUIET,
+    TINY,
+    config_of,
+    last_checkpoint,
+    learner,
+    learner_of,
+    on_ranks,
+    refused_run,
+    steps_of,
+    train,
+)
+from transformers import AutoModelForMaskedLM
 
 import bertdata
-from bertrain.config import Config
-from bertrain.data import micro_batches
 from bertrain.lab.distillation import answers
 from bertrain.lab.distillation import objective as distil
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import recompute_activations
-from bertrain.models.load import load_model, new_model
 
 BERT = LISTED["bert"] | {"model_type": "bert"}
 TEACHER = BERT | {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "hidden_dropout_prob": 0.1}
@@ -85,7 +94,7 @@ def in_buckets(logits, ids):
 
 def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     """And its header sums what they say, and names the teacher."""
-    loader, teacher = loader_of(dataset, caches["few"]), load_model(last_checkpoint(big))
+    loader, teacher = loader_of(dataset, caches["few"]), AutoModelForMaskedLM.from_pretrained(last_checkpoint(big))
     batch = loader.read(np.arange(4, 2 * loader.num_samples + 4))  # the last row of the text is short
     used = batch.targets != bertdata.IGNORE_INDEX
     with torch.no_grad():
@@ -180,7 +189,7 @@ def test_ids_beyond_16_bits_are_kept(dataset, tmp_path):
     special, tokenizer = replace(SPECIAL, vocab_size=70_001), (dataset.path / "tokenizer.json").read_text()
     more = {"special": special, "dtype": "<u4", "tokenizer": tokenizer}
     shards = write_dataset(tmp_path / "shards", [([*range(60, 160)], [100], None)], **more)
-    model, _ = new_model(TINY, special, length=32, seed=0)
+    model = model_of(TINY, SimpleNamespace(special_tokens=special))
     torch.nn.init.constant_(model.get_output_embeddings().bias[70_000], 9.0)
     model.save_pretrained(tmp_path / "big")
     given = ask(SimpleNamespace(path=shards), tmp_path / "big", tmp_path / "logits", "--variants", 1, top_k=2)
@@ -272,7 +281,7 @@ def pupil(dataset, big, configs):
 
     def made(kind="bert", **options):
         more = {"teacher": str(big), "model": configs.get(kind, kind), "length": 32} | options
-        config = Config.make(data=str(dataset.path), out="nowhere", **more)
+        config = config_of(**more)
         module = learner_of(config, model_of(config.model, dataset), dataset)
         samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
         return module, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number))
@@ -281,7 +290,7 @@ def pupil(dataset, big, configs):
 
 
 def feed_of(batch):
-    return next(micro_batches(batch, size=len(batch.targets), count=1, device=CPU))
+    return pieces_of(batch)[0]
 
 
 def taught(module, batch):
@@ -318,10 +327,10 @@ def test_relations_are_those_of_the_last_layers_inside_of_documents(big, pupil, 
     assert (batch.position_ids is not None) == isolate
     found, piece = taught(module, batch)
     assert all(piece[name].shape == (*batch.input_ids.shape, 48) for name in distil.PROJECTIONS)
-    *_, filler = micro_batches(batch, size=len(batch.input_ids), count=2, device=CPU)  # rows without targets
+    *_, filler = pieces_of(batch, count=2)  # rows without targets
     for loss in module(**module.prepare(filler)).values():
         assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
-    student, teacher, expected = module.model, load_model(last_checkpoint(big)).eval(), 0.0
+    student, teacher, expected = module.model, AutoModelForMaskedLM.from_pretrained(last_checkpoint(big)).eval(), 0.0
     student.set_attn_implementation("sdpa")  # each document is computed alone
     for ids, length in apart(batch):
         for own, others in zip(projected(student, ids, 1), projected(teacher, ids, 3), strict=True):
@@ -342,7 +351,7 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(big, pupil, tmp_p
     sum(found.values()).backward()
     assert not piece["teacher_hidden"].requires_grad
     assert module.objectives["distil"].projection.weight.grad.abs().sum() > 0
-    own, others, expected = module.model.eval(), load_model(last_checkpoint(big)).eval(), 0.0
+    own, others, expected = module.model.eval(), AutoModelForMaskedLM.from_pretrained(last_checkpoint(big)).eval(), 0.0
     for ids, _ in apart(batch):
         states = [net.bert(input_ids=ids, output_hidden_states=True).hidden_states for net in (own, others)]
         for mine, theirs in ((0, 0), (1, 2), (2, 4)):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -14,14 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bertdata import Loader
 from bertrain import data as data_module
-from bertrain.config import Config
-from bertrain.data import micro_batches
 from bertrain.methods import methods_of
 from bertrain.models import encoder as encoder_module
-from bertrain.models.load import new_model
-from bertrain.ranks import World
 from bertrain.trainer import Trainer
-from support.runs import FORKS
+from support.families import model_of, pieces_of
+from support.runs import ALONE, FORKS, config_of
 
 GPU = torch.device("cuda", 0)
 LENGTH_OF = {
@@ -88,17 +86,17 @@ class Indexing(TorchFunctionMode):
 def training_of(name, configs, dataset, device, **options):
     """A model in training mode, in bf16, of fake tensors on a device. configs: files of models without a preset."""
     options |= {"model": configs.get(name, name), "length": LENGTH_OF[name], "precision": "bf16", "compile": "off"}
-    config = Config.make(data=str(dataset.path), out="none", **options)
+    config = config_of(**options)
     with torch.device("meta"):  # whose weights get no first values
-        weights, _ = new_model(config.model, dataset.special_tokens, length=config.length, seed=0)
-    return Trainer(config, dataset, World(0, 1, device), methods_of(config), None, weights)
+        weights = model_of(config.model, dataset, length=config.length)
+    return Trainer(config, dataset, replace(ALONE, device=device), methods_of(config), None, weights)
 
 
 def micro_batch(name, dataset, device, *, packed=False):
     """A micro-batch as `feed` gives it to a GPU, as fake tensors on a device."""
     loader = Loader(dataset, length=LENGTH_OF[name], global_batch_size=ROWS, samples="packed" if packed else "windows")
     with _disable_current_modes():
-        (piece,) = micro_batches(next(loader), size=ROWS, count=1, device=torch.device("cpu"))
+        (piece,) = pieces_of(next(loader))
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for name, tensor in piece.items()}
 
 

@@ -90,15 +90,22 @@ def fast(names, *more, among=FAST):
     return [name if name in (*among, *more) else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def model_of(config, dataset, *, seed=0):
-    """The model of a configuration file, with random weights, for rows of 32 tokens."""
-    return new_model(config, dataset.special_tokens, length=32, seed=seed)[0]
+def model_of(config, dataset=None, **options):
+    """The model of a configuration file, with random weights, for rows of 32 tokens of a dataset, or of SPECIAL."""
+    special = SPECIAL if dataset is None else dataset.special_tokens
+    return new_model(config, special, **{"length": 32, "seed": 0} | options)[0]
+
+
+def pieces_of(batch, *, size=None, count=1, device="cpu"):
+    """The micro-batches of a batch on a device; all rows in one unless a size is given."""
+    size = size or len(batch.input_ids)
+    return [*micro_batches(batch, size=size, count=count, device=torch.device(device))]
 
 
 def four_rows(dataset, first=0, *, device="cpu", **options):
     """A batch of four rows of 32 tokens, and it as a micro-batch on a device. options: of the Loader."""
     batch = bertdata.Loader(dataset, length=32, **options).read(np.arange(first, first + 4))
-    return batch, next(micro_batches(batch, size=4, count=1, device=torch.device(device)))
+    return batch, pieces_of(batch, device=device)[0]
 
 
 def packed_rows():

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -46,6 +47,11 @@ TINY = str(Path(__file__).parents[1] / "tiny.json")  # a BERT without dropout, o
 QUIET = {"model": TINY, "eval_every": 0, "save_every": 1000}  # the quickest run: one checkpoint, no evaluation but one
 
 
+def config_of(**options):
+    """The options of a run, in a test that needs no data or no output."""
+    return Config.make(**{"data": "x", "out": "x"} | options)
+
+
 def train(data, out, *, ranks=None, **options):
     """Pre-trains in this process, or on so many ranks; returns the entries of log.jsonl. data: as `mixing` has it."""
     if ranks:
@@ -66,9 +72,10 @@ def learner(weights, *names, isolate=False):
     return objectives.Learner(weights, losses, isolate=isolate)
 
 
-def learner_of(config, weights, shards, precision="fp32"):
-    """The module that a run with these options trains, on one CPU."""
-    return trainer.build_learner(config, weights, shards, ALONE, precision, methods.methods_of(config))
+def learner_of(config, weights, shards, precision="fp32", device=CPU):
+    """The module that a run with these options trains, on one device."""
+    world = replace(ALONE, device=device)
+    return trainer.build_learner(config, weights, shards, world, precision, methods.methods_of(config))
 
 
 def train_twice(data, out, *steps, **options):

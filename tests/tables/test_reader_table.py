@@ -16,6 +16,7 @@ import torch
 from click.testing import Result
 from support.commands import invoke, succeeds
 from support.disk import damages
+from support.families import model_of
 from support.runs import flags, seal
 
 import bertdata
@@ -25,7 +26,6 @@ from bertrain.cli import command
 from bertrain.commands import pairs
 from bertrain.lab.distillation.answers import TeacherCache
 from bertrain.lab.tasks import TASKS, Columns
-from bertrain.models.load import new_model
 
 QUESTION = {"id": "q", "question": "Of?", "answers": [{"text": "river", "answer_start": 2}]}
 SQUAD = {"context": "A river.", "qas": [QUESTION]}
@@ -115,7 +115,7 @@ def configured(path, given):
 
 
 def modelled(path, given):
-    new_model(str(path), given("dataset").special_tokens, length=32, seed=0)
+    model_of(str(path), given("dataset"))
 
 
 def plotted(path, given):
