@@ -13,7 +13,6 @@ from support.disk import write
 from support.families import LONGFORMER
 from support.runs import (
     QUIET,
-    SMALL,
     TINY,
     changing,
     config_of,
@@ -168,12 +167,12 @@ def test_the_examples_train_together_and_resume_with_an_objective_that_has_param
     add(*EXAMPLES)
     OBJECTIVES["halves"] = Halves
     options = {"objective": "focal+halves", "optimizer": "nadam", "schedule": "inverse_sqrt", "model": longformer}
-    options |= {"steps": 4, "warmup_steps": 1, "eval_every": 0, "save_every": 2, "unsure": 0.5}
+    options |= {"lr": 2e-3, "steps": 4, "warmup_steps": 1, "eval_every": 0, "save_every": 2, "unsure": 0.5}
     log = train_twice(dataset.path, tmp_path / "run", 2, **options)
     steps, plain = steps_of(log), steps_of(train(dataset.path, tmp_path / "plain", **options | {"unsure": 0.0}))
     assert all(0 < entry["loss"] < 10 and entry["halves_loss"] > 0 > entry["entropy_loss"] for entry in steps)
     assert all(0 <= entry["halves_right"] <= 1 for entry in steps)
-    assert steps[1]["lr"] == pytest.approx(SMALL["lr"])
+    assert steps[1]["lr"] == pytest.approx(2e-3)
     assert (plain[0]["loss"] == steps[0]["loss"], plain[3]["loss"] == steps[3]["loss"]) == (True, False)
     assert "entropy_loss" not in plain[0]
     assert "  --unsure FLOAT" in succeeds("bertrain", "pretrain", "--help").output

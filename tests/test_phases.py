@@ -23,11 +23,9 @@ from support.runs import (
     QUIET,
     changing,
     config_of,
-    last_checkpoint,
     refused_run,
     remove_after,
     seal,
-    toml,
     train,
     train_twice,
     weights_in,
@@ -153,7 +151,8 @@ def test_plans(options, expected):
 
 
 def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
-    path = toml(tmp_path / "run.toml", data="x", phase=[{"steps": 2, "length": 16, "warmup": 0.5}])
+    lines = "steps = 2", "length = 16", "warmup = 0.5"
+    path = write(tmp_path / "run.toml", 'data = "x"', "[[phase]]", *lines)
     for option in ("length", "steps", "warmup_steps"):
         given = f"--{option.replace('_', '-')}", 1
         refused(pretrain.main, "--config", path, *given, kind="conflict", option=option)
@@ -340,7 +339,7 @@ def test_a_copied_checkpoint_is_the_first_part_of_another_run(dataset, other, tm
     given = options | ({"model": "modernbert-tiny"} if last else {})
     train_twice(dataset.path, out, *((6, 4, 3) if last == 4 else (5, 3)), **given)
     train(dataset.path, tmp_path / "whole", **options)
-    one, two = (last_checkpoint(run) / "model.safetensors" for run in (out, tmp_path / "whole"))
+    one, two = (run / "last" / "model.safetensors" for run in (out, tmp_path / "whole"))
     assert one.read_bytes() == two.read_bytes()
     log = map(json.loads, (out / "log.jsonl").read_text().splitlines())
     assert {entry["stream"]["masking"]["rule"] for entry in log if "stream" in entry} == {1 if last else 2}

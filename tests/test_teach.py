@@ -18,18 +18,7 @@ from support.data import SPECIAL, assert_goes_on, assert_same, build, write_data
 from support.disk import contents, reseal, unsealed, write
 from support.families import LISTED, model_of, pieces_of
 from support.limits import limits
-from support.runs import (
-    QUIET,
-    TINY,
-    config_of,
-    last_checkpoint,
-    learner,
-    learner_of,
-    on_ranks,
-    refused_run,
-    steps_of,
-    train,
-)
+from support.runs import QUIET, TINY, config_of, learner, learner_of, on_ranks, refused_run, steps_of, train
 from transformers import AutoModelForMaskedLM
 
 import bertdata
@@ -94,7 +83,7 @@ def in_buckets(logits, ids):
 
 def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     """And its header sums what they say, and names the teacher."""
-    loader, teacher = loader_of(dataset, caches["few"]), AutoModelForMaskedLM.from_pretrained(last_checkpoint(big))
+    loader, teacher = loader_of(dataset, caches["few"]), AutoModelForMaskedLM.from_pretrained(big / "last")
     batch = loader.read(np.arange(4, 2 * loader.num_samples + 4))  # the last row of the text is short
     used = batch.targets != bertdata.IGNORE_INDEX
     with torch.no_grad():
@@ -330,7 +319,7 @@ def test_relations_are_those_of_the_last_layers_inside_of_documents(big, pupil, 
     *_, filler = pieces_of(batch, count=2)  # rows without targets
     for loss in module(**module.prepare(filler)).values():
         assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
-    student, teacher, expected = module.model, AutoModelForMaskedLM.from_pretrained(last_checkpoint(big)).eval(), 0.0
+    student, teacher, expected = module.model, AutoModelForMaskedLM.from_pretrained(big / "last").eval(), 0.0
     student.set_attn_implementation("sdpa")  # each document is computed alone
     for ids, length in apart(batch):
         for own, others in zip(projected(student, ids, 1), projected(teacher, ids, 3), strict=True):
@@ -351,7 +340,7 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(big, pupil, tmp_p
     sum(found.values()).backward()
     assert not piece["teacher_hidden"].requires_grad
     assert module.objectives["distil"].projection.weight.grad.abs().sum() > 0
-    own, others, expected = module.model.eval(), AutoModelForMaskedLM.from_pretrained(last_checkpoint(big)).eval(), 0.0
+    own, others, expected = module.model.eval(), AutoModelForMaskedLM.from_pretrained(big / "last").eval(), 0.0
     for ids, _ in apart(batch):
         states = [net.bert(input_ids=ids, output_hidden_states=True).hidden_states for net in (own, others)]
         for mine, theirs in ((0, 0), (1, 2), (2, 4)):

@@ -96,9 +96,8 @@ def model_of(config, dataset=None, **options):
     return new_model(config, special, **{"length": 32, "seed": 0} | options)[0]
 
 
-def pieces_of(batch, *, size=None, count=1, device="cpu"):
-    """The micro-batches of a batch on a device; all rows in one unless a size is given."""
-    size = size or len(batch.input_ids)
+def pieces_of(batch, *, size=1 << 20, count=1, device="cpu"):
+    """The micro-batches of a batch on a device; all rows are in the first unless a size is given."""
     return [*micro_batches(batch, size=size, count=count, device=torch.device(device))]
 
 
