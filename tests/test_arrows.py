@@ -183,6 +183,7 @@ def foreign_names():
 def touched(path):
     """What a file puts in place of functions and constants of the product, and the private names that it reads."""
     from_ours = [node for node in ast.walk(parsed(path)) if str(getattr(node, "module", ""))[:4] == "bert"]
+    yield from {alias.name for node in from_ours for alias in node.names} & private_names()
     ours = {"bertdata", "bertrain"} | {alias.asname or alias.name for node in from_ours for alias in node.names}
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Attribute) and (owner := getattr(node.value, "id", "")) not in ("self", "cls"):

@@ -14,6 +14,7 @@ from support.runs import (
     QUIET,
     at_step,
     changing,
+    config_of,
     entries,
     flags,
     last_checkpoint,
@@ -21,6 +22,7 @@ from support.runs import (
     losses,
     on_ranks,
     refused_run,
+    run_of,
     train,
     train_twice,
     weights_in,
@@ -29,9 +31,8 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
-from bertrain import config, objectives, optim, ranks, report, trainer
+from bertrain import objectives, optim, ranks, report, trainer
 from bertrain.models.encoder import attention_kernels
-from bertrain.trainer import _over_ranks
 
 STEPS = {
     "adamw": {"micro_batch_size": 4},
@@ -125,7 +126,7 @@ def test_evaluations_have_a_precision_of_their_own(dataset, tmp_path, precision)
 def test_evaluations_on_gpus_are_as_training(configs, monkeypatch):
     def resolved(model="bert", **options):
         weights = SimpleNamespace(config=AutoConfig.from_pretrained(configs[model]))
-        given = config.Config.make(data="x", **options)
+        given = config_of(**options)
         return trainer.resolve_precision(given, torch.device("cuda"), weights, option="eval_precision")
 
     for has_bf16, expected in ((True, "bf16"), (False, "fp16")):
@@ -280,16 +281,15 @@ def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "expected"), [("bert", False), ("modernbert", False), ("roc_bert", True)])
-def test_buffers_that_change_are_copied_between_ranks(configs, dataset, monkeypatch, model, expected):
+def test_buffers_that_change_are_copied_between_ranks(configs, dataset, tmp_path, monkeypatch, model, expected):
     """roc_bert is not in the table of families, so its buffers may change, as those of any objective."""
     distributed = SimpleNamespace(register_comm_hook=lambda *arguments: None)
     monkeypatch.setattr(trainer, "DistributedDataParallel", lambda learner, **options: distributed)
-    trained = learner(model_of(configs[model], dataset))
-    _over_ranks(trained)
-    assert distributed.broadcast_buffers == expected
-    trained.objectives["mlm"].register_buffer("passes", torch.zeros(()))
-    _over_ranks(trained)
-    assert distributed.broadcast_buffers
+    options = {"data": str(dataset.path), "out": str(tmp_path), "model": configs[model], "length": 32}
+    run = run_of(config_of(**options), world_size=2)
+    assert run.trainer.enter(run.stream.phase).broadcast_buffers == expected
+    run.trainer.learner.objectives["mlm"].register_buffer("passes", torch.zeros(()))
+    assert run.trainer.enter(run.stream.phase).broadcast_buffers
 
 
 # ----------------------------------------------------------------------- steps whose loss or gradient is not finite

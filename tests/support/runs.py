@@ -105,10 +105,9 @@ def changing(*begins, **options):
     return phases
 
 
-def run_of(config):
-    """The parts of a run in this process, from its newest checkpoint."""
-    out = Path(config.out)
-    return pretrain.Pretraining(config, ALONE, *checkpoint.newest(out))
+def run_of(config, **world):
+    """The parts of a run in this process, from its newest checkpoint. world: what it is told of its ranks."""
+    return pretrain.Pretraining(config, replace(ALONE, **world), *checkpoint.newest(Path(config.out)))
 
 
 def mixing(data):
