@@ -54,7 +54,7 @@ NOT_RUN = re.compile(  # what a command or a program in Python has that is only 
     "|wandb|lightning_loop|bits=4|search_task|from streaming|from litdata"  # libraries that are not installed
     "|gemma/"  # a decoder; the page makes one below
     "|bertrain.commands.* docstrings"  # reads all packages; the world has such files
-    "|benchmarks/recipes|--recipe (esm2|dnabert2)|roberta-base.json"  # takes hours
+    "|benchmarks/(recipes|speedrun)|--recipe (esm2|dnabert2)|roberta-base.json"  # takes hours
 )
 REWRITTEN = {  # in all pages: pattern → what stands in its place
     r"step-(?!0000000)\d{8}": "step-00000005",
