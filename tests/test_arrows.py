@@ -11,7 +11,7 @@ from support.data import ROOT
 import bertdata
 
 # Modules that any package may import.
-COMMON = {"choices", "errors", "options", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
+COMMON = ["choices", "errors", "options", "keys", "jit", "bits", "types", "files", "urls", "prepare"]
 PACKAGES = {  # package → the others that it may import
     "format": set(),
     "remote": {"format"},
@@ -59,7 +59,7 @@ def modules(names, package, known):
 @pytest.mark.parametrize("package", [*PACKAGES, *COMMON])
 def test_a_package_of_the_engine_imports_those_that_it_may(package):
     files = [path for name, path in ENGINE.items() if name.partition(".")[0] == package]
-    imported = set().union(*(modules(imports(path), "bertdata", ENGINE) for path in files)) - COMMON
+    imported = set().union(*(modules(imports(path), "bertdata", ENGINE) for path in files)) - {*COMMON}
     assert {name.split(".")[0] for name in imported} - {package} == PACKAGES.get(package, set())
 
 
