@@ -122,7 +122,7 @@ def options_of(scratch: Path, recipe: str, eager: bool) -> list[str]:
 def ours(scratch: Path, name: str, recipe: str, seed: int, eager: bool, eval_every: int) -> tuple[str, dict[str, Any]]:
     """A run `name`. `curve` of the figures: seconds of training and validation loss at each evaluation.
 
-    The log counts the first step as compiling. Where nothing is compiled it is training, as in the script's time.
+    A step that compiles counts as compiling in the log. With --eager it counts as training.
     """
     out = scratch / f"{name}-{seed}"
     command = ["--out", out, "--eval-every", eval_every, "--save-every", 10**9, "--log-every", eval_every or 50]

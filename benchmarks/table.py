@@ -51,7 +51,7 @@ PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 BUSY = 0.05  # of the cores' time; if other programs take more, the stamp says so
 SOURCES = {  # first word of a question → the source that it measures
     "tokenizing": ("bertdata/tokenize", "bertdata/bits.py", "bertdata/jit.py"),
-    "building": ("bertdata",),
+    "building": ("bertdata/*.py", "bertdata/format", "bertdata/sources", "bertdata/tokenize", "bertdata/write"),
     "reading": ("bertdata/read", "bertdata/format", "bertdata/bits.py", "bertdata/jit.py"),
     "training": ("bertrain/*.py", "bertrain/models", "bertrain/optim", "bertrain/objectives", "bertdata/read"),
     "time": ("bertrain/*.py", "bertrain/models", "bertrain/optim", "bertrain/objectives", "bertdata/read"),
@@ -84,16 +84,15 @@ def cpu_seconds() -> tuple[float, float]:
 
 
 def source_digest(question: str) -> str:
-    """Return a digest of the source that a question measures, without comments and docstrings."""
+    """Return a digest of the source that a question measures, without comments, docstrings and messages."""
     found = hashlib.sha256()
     for pattern in SOURCES[question.split()[0].rstrip(",")]:
         for path in sorted(ROOT.glob(pattern)):
             for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
                 tree = ast.parse(file.read_text(encoding="utf-8"))
                 for node in ast.walk(tree):
-                    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-                    if is_text and isinstance(node.value.value, str):
-                        node.value.value = ""
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                        node.value = ""
                 found.update(f"{file.relative_to(ROOT)}\n{ast.unparse(tree)}\n".encode())
     return found.hexdigest()[:16]
 
@@ -361,7 +360,7 @@ def page(data: dict[str, Any]) -> str:
             "`benchmarks/results/comparison.json`."
         )
     lines = [
-        f"`make bench` measured this on {stamped['date']}: commit {stamped['commit']}, "
+        f"`make bench` measured the source of commit {stamped['commit']} on {stamped['date']}: "
         f"{counted(cpu['cores'], 'core')} of {cpu['cpu']}, {stamped['corpus, MB']:.0f} MB of text, "
         f"{counted(stamped['rounds'], 'round')}.",
         "4.9 means that ours is 4.9 times as fast (or small); below 1 the other library is better.",
