@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         assert (self.out / "last").readlink().name == last_checkpoint(self.out).name
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_ends_as_one_that_was_left_alone(dataset, other, tmp_path, examples):
     new = (tmp_path / f"run-{number}" for number in itertools.count())
     machine = type("Here", (Machine,), {"one": str(dataset.path), "two": str(other.path), "new": new})
