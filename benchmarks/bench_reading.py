@@ -7,7 +7,7 @@ own writer. Regime: other_read.py. A round is one process of each engine in turn
 page cache; from opening to the 20th batch, and megabytes from the disk. Masked, unmasked, own (by its own masks, or by
 transformers' collator): batches for so many seconds, 20 at least, with warm files. Opening and resuming: to the first
 batch, from nothing and from a quarter of an epoch on; the median of five times. Memory: what the engine and its
-libraries add to the private memory of a process that has imported torch and transformers. `memmap` is no library but a
+libraries add to the private memory of a process that has imported torch and transformers. `memmap` is a
 file of rows in random order by np.memmap. `collator` is transformers' collator alone: own of no engine that uses it can
 be faster.
 """

@@ -117,7 +117,7 @@ class Measurements:
         return next((one for one in reversed(self.lines) if key.items() <= one.items()), None)
 
     def ask(self, question: str, measure: Callable[[], Any], *, again: bool) -> None:
-        """Measure, if there is no line, or again. A failure is written as a reason, and is measured again."""
+        """Measure a question without a result, or any if `again`. Failures are stored, and measured again."""
         before = self.newest(question)
         if before and "reason" not in before and not again:
             print(f"{question}: measured before")

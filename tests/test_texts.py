@@ -82,7 +82,7 @@ def test_tables_in_the_cache_give_the_same_ids_whatever_happens_to_them(both, tm
     limit(kept_bytes=0)
     next(iter(kept)).unlink()
     assert kept_after_encoding() == {}
-    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "tokenizer.json"))  # which is no directory
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "tokenizer.json"))  # a file
     assert kept_after_encoding() == {}
 
 

@@ -342,7 +342,7 @@ def test_ids_are_those_of_the_library(name, texts):
 
 def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
     content = unigram(in_turn(STRIP, Replace("q", "")), META)
-    for text in ("q\u2003a\u6c34", "q\x85a\u6c34", " q \u6c34 ", "q\x85e\u0301"):  # the kernel stops, and goes on
+    for text in ("q\u2003a\u6c34", "q\x85a\u6c34", " q \u6c34 ", "q\x85e\u0301"):  # the kernel stops, then resumes
         assert_exact(loaded(content), [text, "x", text])
 
 

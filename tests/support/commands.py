@@ -25,7 +25,7 @@ CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown",
 def invoke(command, *arguments, **options):
     """Runs a program by its name, or a command of click, in this process, to its end.
 
-    An exception that is no planned end is raised.
+    Any other exception is raised.
     """
     result = CliRunner().invoke(PROGRAMS.get(command, command), [str(argument) for argument in arguments], **options)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
