@@ -18,7 +18,8 @@ import pytest
 from any_tokenizer import GPT2_RULE, LLAMA3_RULE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.data import SPECIALS, ids_of, joined, make_text, plain, word_list
+from support.data import SPECIALS, build, ids_of, joined, make_text, plain, word_list
+from support.disk import put
 from support.encoding import assert_exact, by_library, loaded, tokenizer_json
 from support.families import fast
 from support.limits import limits
@@ -27,6 +28,7 @@ from tokenizers.normalizers import Replace
 
 import bertdata
 from bertdata.tokenize.fixed import FIXED
+from bertdata.tokenize.kernels.words import encode_words
 
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -338,6 +340,15 @@ AGAIN = [TEXT + "".join(PIECES)] * 2  # the second time from the tables
 def test_ids_are_those_of_the_library(name, texts):
     for sentences in (False, True):
         assert_exact(kind(name), texts, sentences=sentences)
+
+
+def test_one_compiled_kernel_is_for_all_tokenizers_and_sources(tmp_path, vocab):
+    """Compiling another one takes seconds. Ids of four bytes have their own."""
+    for name in KINDS:
+        kind(name).encode(*joined(["a"]), sentences=False)
+    for texts in ([put(tmp_path / "text", "a")], iter(["a"])):
+        build(texts, tmp_path / "out", tokenizer=vocab, overwrite=True)
+    assert len({str(each).replace("uint32", "uint16") for each in encode_words.signatures}) == 1
 
 
 def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():

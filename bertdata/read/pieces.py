@@ -50,7 +50,7 @@ class Pieces(Samples):
         dtypes = {"pieces": "<u8"} | ({"rows": "<u8"} if self._packed else {})
         make = self._write_packed if self._packed else self._write_pieces
         arrays, self._facts = open_index(index_identity(self) | more, dtypes, make)
-        self._pieces, self._bounds = arrays["pieces"], arrays.get("rows", np.zeros(0, np.uint64))
+        self._pieces, self._bounds = arrays["pieces"], arrays.get("rows", arrays["pieces"][:0])
         self.num_samples = self._bounds.size - 1 if self._packed else self._pieces.size
         if self.num_samples < 1:  # all documents consist only of the separator
             raise damaged(self.dataset.path)

@@ -139,7 +139,7 @@ class Documents:
         from pyarrow import compute
 
         ended = compute.binary_join_element_wise(column, pa.scalar(b"", column.type), pa.scalar(b"\n", column.type))
-        offsets, data, none = offsets_of(ended), ended.buffers()[2], np.zeros(len(column), np.int64)
+        offsets, data, none = offsets_of(ended).copy(), ended.buffers()[2], np.zeros(len(column), np.int64)
         text, invalid = joined([np.frombuffer(data or b"", np.uint8)[: offsets[-1]]]), none - 1
         try:
             ended.cast(pa.large_string())
