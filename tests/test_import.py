@@ -155,6 +155,8 @@ def of_rows():
     for name, content in as_tables(pa.table({"input_ids": [[10], [11], [12], [99]]})).items():
         yield {name: content}, {}, (*OUTSIDE, f"{name}, row 4: id 99 ")
     yield {"d/b.arrow": streams[0], "d/a.arrow": streams[1], "d/state.json": state}, {"inputs": "d"}, ROWS
+    nine, ten = (as_tables(each)["a.parquet"] for each in (tables[0].slice(0, 4), tables[0].slice(4)))
+    yield {"d/10.parquet": ten, "d/9.parquet": nine}, {"inputs": "d"}, ROWS
 
 
 IMPORTS = [  # files, options, documents or an error with its option and what it says, and what is noted
@@ -283,7 +285,7 @@ def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
     assert (rows.to_pylist(), rows.type.value_type) == (expected, pa.int32())
 
 
-def test_an_export_replaces_nothing_but_what_a_kill_left(tmp_path, dataset):
+def test_an_export_replaces_nothing_but_what_a_kill_left(tmp_path, dataset, monkeypatch):
     names = [f"{shard.name}.parquet" for shard in dataset.splits["train"]]
     put(tmp_path / "a" / names[-1], "mine")
     with refuses("out-exists", "out", given=str(tmp_path / "a" / names[-1])):
@@ -291,7 +293,11 @@ def test_an_export_replaces_nothing_but_what_a_kill_left(tmp_path, dataset):
     out = tmp_path / "b"
     export(dataset, out)
     os.replace(out / names[-1], out / f"{names[-1]}.tmp")  # as a kill between the first and the last name leaves them
+    order, replace = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: order.append(os.readlink(f"/proc/self/fd/{file}")))
+    monkeypatch.setattr(os, "replace", lambda *paths: order.append("name") or replace(*paths))
     export(dataset, out)
+    assert (order[0], order[order.index("name") - 1]) == (str(out), str(out))  # old names are gone, new files are there
     with refuses("out-exists", "out", given=str(out / names[0])):
         export(dataset, out)
 

@@ -53,8 +53,10 @@ def test_spans_of_pieces_equal_their_reference(sizes, pieces):
     rows, table = np.arange(len(pieces)), TokenTable(starts, addresses, itemsize=2, separator=1, cls=2, sep=3)
     frames = Frames(np.empty((rows.size, 101), np.int64), np.empty_like(rows), np.empty(rows.size, SPAN))
     index = pack_pieces(*np.array(pieces).T), np.zeros(0, np.uint64)
-    count = piece_rows(rows, rows, *index, tuple(table), tuple(frames), np.zeros((0, 0), np.int64), 0)
-    assert count == (len(pieces) if all(fits) else -1)
+    rest = tuple(table), tuple(frames), np.zeros((0, 0), np.int64), 0
+    for bounds in ([2**32, 1], [0, 2**32 + 1]):  # which are no small numbers
+        assert piece_rows(rows[:1], rows[:1], index[0], np.array(bounds, np.uint64), *rest) == -1
+    assert piece_rows(rows, rows, *index, *rest) == (len(pieces) if all(fits) else -1)
     for row, (k, (start, size)) in enumerate(zip(shards[:num_rows], pieces, strict=False)):
         assert frames.spans[row].tolist() == (addresses[k] + 2 * (start - starts[k]), row, 1, size, start)
 
