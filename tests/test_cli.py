@@ -253,6 +253,7 @@ def packages(tmp_path, monkeypatch):
     return tmp_path / "packages"
 
 
+@pytest.mark.slow
 def test_the_demo_goes_the_whole_way_and_uses_again_what_is_there(packages, tmp_path, limit):
     """With two steps of training on a small text."""
     limit(demo_build=("--vocab-size", "150", "--validation", "0.2"), demo_steps=2)

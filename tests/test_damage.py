@@ -11,6 +11,7 @@ import torch
 from support.commands import invoke, json_of, refused, succeeds, tuning
 from support.data import write_labelled
 from support.disk import damages, reseal, unsealed
+from support.families import fast
 from support.runs import QUIET, cannot_read, train, weights_in
 
 from bertrain import checkpoint, state
@@ -48,7 +49,10 @@ def commands(model, dataset, out):
     }
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+PARTS = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", fast(PARTS, among=PARTS[:2]))
 def test_a_damaged_model_is_one_sentence_in_every_command(dataset, model, tmp_path, name):
     shutil.copytree(model, tmp_path / "second")
     content = (model / name).read_bytes()

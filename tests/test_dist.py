@@ -23,6 +23,7 @@ def two(dataset, once):
 SEVEN = {"steps": 5, "global_batch_size": 7, "micro_batch_size": 2, "eval_every": 2}
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_losses_of_one(two, dataset, tmp_path):
     """The speed in the log is of all, the operations are of one rank."""
     alone, both = train(dataset.path, tmp_path / "run", **SEVEN), entries(two)

@@ -94,6 +94,7 @@ class Noisy(Method):
         self.asked.append(phase.options.method_options(NoisyOptions).noise_scale)
 
 
+@pytest.mark.slow
 def test_phases_set_options_of_a_method_from_outside_and_it_resumes(dataset, tmp_path):
     own = make_dataclass("Own", [("after", int, declared(0, INTEGER))], bases=(Options,), frozen=True, kw_only=True)
     hooks = {"options_type": own, "begin_step": lambda self, *_: Noisy.asked.append(self.name)}
@@ -122,6 +123,7 @@ def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(tmp_path
     assert config_of(**made.flat()) == made
 
 
+@pytest.mark.slow
 def test_the_example_of_a_method_trains_and_resumes_to_the_same_bits(dataset, tmp_path):
     runpy.run_path(str(ROOT / "examples" / "structured_embeddings.py"))
     table = write(tmp_path / "table.tsv", "a\tvowel\nb\tother\tearly\nc\tother\tearly\n")
@@ -153,6 +155,7 @@ class Halves(Objective):
         return LossSum(losses.sum(), ((logits.argmax(-1) == labels) & rows).sum())
 
 
+@pytest.mark.slow
 def test_the_examples_train_together_and_resume_with_an_objective_that_has_parameters(dataset, tmp_path, longformer):
     """Without the option of their method a run is as before. What a resumed run must not change is named."""
 
@@ -202,7 +205,9 @@ def test_a_wrong_head_is_refused(dataset, tmp_path, longformer, head):
     refused_run(dataset.path, tmp_path / "run", model=longformer, steps=2, **wrong)
 
 
-@pytest.mark.parametrize("factor", [None, -0.5, torch.ones(())])
+@pytest.mark.parametrize(
+    "factor", [-0.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (None, torch.ones(())))]
+)
 def test_a_wrong_factor_of_a_schedule_is_refused(dataset, tmp_path, factor):
     optim.SCHEDULES["own"] = lambda *steps: factor
     wrong = {"kind": "bad-entry", "option": "schedule", "says": "own"}

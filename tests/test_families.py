@@ -85,7 +85,8 @@ def test_loss_and_gradients_are_those_of_transformers(configs, dataset, name, sa
     assert len(passes) == 2 * before
 
 
-@pytest.mark.parametrize("name", fast(LISTED, among=["bert"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LISTED)
 def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
     """As --compile on asks; with --gradient-checkpointing too."""
     torch.compiler.reset()

@@ -33,10 +33,10 @@ from bertrain.trainer import LossSums, autocast_of
 
 
 def marks_of(name):
-    """Two models are quick tests; a larger one of a family that is tried already is for `make gpu-dry`."""
+    """One model is a fast test; a larger one of a family that is tried already is for `make gpu-dry`."""
     if name.endswith("-large"):
         return pytest.mark.dry
-    return () if name in ("bert-base", "modernbert-base") else pytest.mark.slow
+    return () if name == "modernbert-base" else pytest.mark.slow
 
 
 SAVED = {"bert-base": 32_000, "bert-large": 42_500, "modernbert-base": 28_500}
@@ -93,7 +93,7 @@ OTHER_STEPS = {name: {"optimizer": name} for name in ("muon", "stableadamw", "la
 OTHER_STEPS |= {"recomputed": {"gradient_checkpointing": True}}
 STEPS = [pytest.param(*case.values, {}, id=case.id, marks=case.marks) for case in CASES]
 STEPS += [
-    pytest.param("modernbert-base", False, options, id=name, marks=() if name == "muon" else pytest.mark.slow)
+    pytest.param("modernbert-base", False, options, id=name, marks=pytest.mark.slow)
     for name, options in OTHER_STEPS.items()
 ]
 
@@ -169,8 +169,8 @@ def both_ways(config, length, *, packed):
 
 PACKED = [(name, True) for name in ("bert", "modernbert", "esm")]
 VARLEN = [
-    pytest.param(kind, packed, length, marks=pytest.mark.dry if length > 64 else () if packed else pytest.mark.slow)
-    for kind, packed in (*PACKED, ("modernbert", False), ("ultrabert", False))
+    pytest.param(*kind, length, marks=pytest.mark.dry if length > 64 else pytest.mark.slow)
+    for kind in (*PACKED, ("modernbert", False), ("ultrabert", False))
     for length in (64, 192, 1024)
 ]
 

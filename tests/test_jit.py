@@ -15,6 +15,7 @@ from support.disk import put
 import bertdata
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_anew_when_a_file_beside_it_changes(tmp_path):
     """numba itself looks at the file of the kernel alone, and so would go on with what it inlined.
 
@@ -63,7 +64,8 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("way", "place", "said", "kinds"), [WAYS[0], pytest.param(*WAYS[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "place", "said", "kinds"), WAYS)
 def test_results_are_the_same_without_what_some_machines_lack(dataset, tmp_path, way, place, said, kinds):
     """Without the private parts of numba, or the vector instructions of this processor."""
     text = make_text(300) + "don't café 水火 12345 \0 ﬁ e\u0301\n" * 20

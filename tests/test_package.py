@@ -72,6 +72,7 @@ def test_a_bertdata_that_is_not_ours_is_one_sentence(tmp_path):
     assert (line.startswith("Error: "), str(theirs) in line) == (True, True), line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "count"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")],

@@ -15,7 +15,7 @@ from support.commands import json_of, refused, succeeds
 from support.data import built, byte_level_bpe, ids_of, make_text
 from support.disk import write, write_all
 from support.encoding import load, loaded
-from support.families import LISTED
+from support.families import LISTED, fast
 from support.runs import CPU, learner
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
@@ -71,7 +71,7 @@ def file(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "byte-level", pytest.param("unigram", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", fast(["byte-level", "wordpiece", "unigram"], among=["byte-level"]))
 def test_scores_are_those_of_the_papers_whatever_the_batches_and_the_ranks(checkpoints, file, kind, limit):
     directory, continues = checkpoints[kind]
     model, library = AutoModelForMaskedLM.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)

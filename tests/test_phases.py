@@ -102,7 +102,7 @@ def phased(draw):
     return draw(st.sampled_from([{"steps": 37}, {"steps": 100}, {"epochs": 1.5}, {"tokens": "70K"}, {}])), phases
 
 
-@settings(max_examples=500)
+@settings(max_examples=8 * settings().max_examples)
 @given(phased())
 def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
     run, phases = drawn
@@ -322,7 +322,7 @@ def as_version_1(path, *, with_phases):
 PLAIN = QUIET | {"schedule": "wsd", "decay_share": 0.5, "warmup_steps": 1, "save_every": 1, "keep": 20}
 
 
-@pytest.mark.parametrize("last", [None, 3, 4])
+@pytest.mark.parametrize("last", [None, *(pytest.param(last, marks=pytest.mark.slow) for last in (3, 4))])
 def test_a_copied_checkpoint_is_the_first_part_of_another_run(dataset, other, tmp_path, last):
     """To the bit: of one that decays earlier, or of phases, of which the first ends at the checkpoint or later.
 

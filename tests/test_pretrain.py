@@ -229,6 +229,7 @@ def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):
     refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", option="model")
 
 
+@pytest.mark.slow
 def test_a_step_of_a_resumed_run_can_be_traced(dataset, tmp_path):
     run, phases = tmp_path / "run", changing(0.4, 0.7, length=[32, 48, 32], global_batch_size=[4, 6, 5])
     options = QUIET | {"steps": 10, "phase": phases, "seed": 3, "save_every": 1}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.commands import refused, succeeds
+from support.families import fast
 from support.runs import QUIET, config_of, train
 
 from bertrain import plan, recipes
@@ -95,7 +96,7 @@ def require_published(phase, there):
     assert bool(warmup) == bool(there.get("warmup_steps") or there.get("warmup_tokens"))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", fast(PUBLISHED, among=["gpt-bert", "esm2-8m"]))
 def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, configs, tmp_path, name):
     """Six steps a phase, the first of which has shorter rows."""
     options = options_in(name)

@@ -152,7 +152,7 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
 
 
-@pytest.mark.parametrize("is_stored_as_strings", [False, True])
+@pytest.mark.parametrize("is_stored_as_strings", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_path, is_stored_as_strings):
     """The file has some hundred bytes, and the rows have 500 MB."""
     rows = pa.DictionaryArray.from_arrays(np.zeros(500, np.int32), ["the stone " * 100_000])

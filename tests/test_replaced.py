@@ -11,7 +11,7 @@ import torch
 from reference import keys
 from support.commands import invoke
 from support.data import ROOT
-from support.families import LISTED, assert_isolated, packed_rows, pieces_of
+from support.families import LISTED, assert_isolated, fast, packed_rows, pieces_of
 from support.runs import QUIET, TINY, flags, last_checkpoint, refused_run, run_of, train
 from transformers import AutoModel, AutoTokenizer, ElectraForPreTraining
 
@@ -81,7 +81,7 @@ def plain_losses(config, shards, num_steps):
     return found
 
 
-@pytest.mark.parametrize("sharing", ["difference", "tied", "none"])
+@pytest.mark.parametrize("sharing", fast(["difference", "tied", "none"], among=["difference"]))
 def test_ten_steps_have_the_losses_of_transformers_and_the_discriminator_is_an_electra(
     dataset, tmp_path, options, sharing
 ):

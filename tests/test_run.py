@@ -180,6 +180,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_ends_all_ranks_only_if_it_is_the_last(dataset, tmp_path):
     with full_at(2, 3):
         arguments = flags(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "save_every": 1})

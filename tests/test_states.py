@@ -21,6 +21,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from support.data import SPECIALS, build, faults_of, make_text
@@ -465,6 +466,7 @@ def campaign(examples, seed, steps=STEPS):
     return dict(COUNTS)
 
 
+@pytest.mark.slow
 def test_any_order_of_commands_kills_and_damage_is_what_the_model_says(request):
     """Some steps; with --steps many, which are counted after each thousand."""
     steps, seed = request.config.getoption("--steps"), request.config.getoption("--seed")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.commands import refuses
-from support.families import model_of
+from support.families import fast, model_of
 from support.runs import (
     QUIET,
     at_step,
@@ -50,6 +50,7 @@ STEPS = {
     "grown": {"phase": changing(0.5, layers=(1, None))},
     "reading": {"objective": "mlm+reading"},
 }
+FAST = ["adamw", "muon", "fp16"]
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path, precision, dtyp
     assert {"prepare": None, "forward": dtype, "backward": None} == SEEN
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_evaluations_have_a_precision_of_their_own(dataset, tmp_path, precision):
     """On CPUs fp32 unless another is given; run.json and the card of a checkpoint name it."""
     losses = {}
@@ -221,7 +222,9 @@ class Waits(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "sgd"])
+@pytest.mark.parametrize(
+    "name", fast((name for name in STEPS if name != "sgd"), *FAST, among=["grown", "teacher", "reading"])
+)
 def test_no_step_waits_for_the_device_unless_it_reads_a_number(dataset, options, tmp_path, monkeypatch, name):
     """The numbers of an entry are read by one `tolist`: on GPUs, of a copy that is made during the next step."""
     with Waits(monkeypatch) as waits:
@@ -261,6 +264,7 @@ def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monk
 # --------------------------------------------------------------------------------------------------- graphs, buffers
 
 
+@pytest.mark.slow
 def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
     """Whatever is masked, and for all passes of a step. torch's cache of graphs keeps those of other kernels apart.
 
@@ -321,7 +325,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "stableadamw", "lamb", "fp16", "lora", "lora, muon", "sgd"])
+@pytest.mark.parametrize("name", fast([*FAST, "stableadamw", "lamb", "lora", "lora, muon", "sgd"], among=FAST))
 def test_a_run_goes_on_after_a_skipped_step(dataset, options, tmp_path, monkeypatch):
     """Also where the first step of all is skipped, which makes the state, and after a stop."""
     wild_at(monkeypatch, 1, 3)
@@ -336,7 +340,7 @@ def test_a_run_goes_on_after_a_skipped_step(dataset, options, tmp_path, monkeypa
     assert [entry["step"] for entry in log if "skipped" in entry] == [1, 3]
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_ranks_skip_together_and_the_log_has_the_mean_of_what_was_learned(dataset, tmp_path, monkeypatch, ranks):
     """Sums leave out the losses of skipped steps, and their count."""
     options = QUIET | {"steps": 4, "micro_batch_size": 2, "global_batch_size": 8, "ranks": ranks}
@@ -355,6 +359,7 @@ def test_an_infinite_loss_of_finite_gradients_is_skipped_too(dataset, tmp_path):
     refused_run(dataset.path, tmp_path / "run", **options, kind="not-finite", option="lr", says="infinite_loss")
 
 
+@pytest.mark.slow
 def test_ten_skipped_steps_in_a_row_end_a_run_on_all_ranks(dataset, tmp_path, monkeypatch):
     """Nine do not. The weights of the newest checkpoint are finite."""
     wild_at(monkeypatch, *range(3, 3 + report.PATIENCE - 1), *range(14, 40), rank=1)

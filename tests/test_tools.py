@@ -28,7 +28,8 @@ def findings(*arguments):
     return {found["command"]: found for found in map(json.loads, printed)}
 
 
-@pytest.mark.parametrize("commands", ["export", pytest.param("build,merge", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("commands", ["export", "build,merge"])
 def test_neither_a_crash_nor_a_call_that_failed_loses_anything(commands):
     is_export = commands == "export"
     found = findings("states", "--only", commands, "--most", 12, "--replays", 1000 if is_export else 10)
@@ -39,13 +40,6 @@ def test_neither_a_crash_nor_a_call_that_failed_loses_anything(commands):
     assert all(facts["failed"] > 5 for facts in failed.values())
 
 
-@pytest.mark.slow
-def test_injected_faults_are_found():
-    """A missing sync. `mutate.py faults crash` injects all."""
-    words = ("faults", "crash", "--only", "the last name of a stage comes first")
-    assert python(CRASH.with_name("mutate.py"), *words).endswith("1 of 1 faults are found\n")
-
-
 # ----------------------------------------------------------------------------------------------------- campaign of runs
 
 
@@ -54,7 +48,7 @@ TOOL = ROOT / "tools" / "campaign.py"
 
 @pytest.mark.slow
 def test_runs_of_any_options_end_as_if_nothing_had_happened(tmp_path):
-    command = [sys.executable, str(TOOL), "--count", "8", "--minutes", "0.25", "--out", str(tmp_path)]
+    command = [sys.executable, str(TOOL), "--count", "4", "--minutes", "0.25", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^[1-9]\d* runs \(.*; 0 differ$", done.stdout, re.MULTILINE), done.stdout
