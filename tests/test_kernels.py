@@ -14,8 +14,10 @@ from support.data import word_list
 from bertdata import IGNORE_INDEX, Masking, SpecialTokens
 from bertdata.choices import MASKING_POLICIES
 from bertdata.read import order
+from bertdata.read.kernels.pairs import PAIR, DocumentRange, PairRules, segment
 from bertdata.read.kernels.pieces import pack_pieces, piece_rows
 from bertdata.read.kernels.rows import SPAN, Frames, TokenTable
+from bertdata.read.kernels.windows import window_rows
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import TEXT_PADDING
 from bertdata.write import kernels as build_kernels
@@ -59,6 +61,42 @@ def test_spans_of_pieces_equal_their_reference(sizes, pieces):
     assert piece_rows(rows, rows, *index, *rest) == (len(pieces) if all(fits) else -1)
     for row, (k, (start, size)) in enumerate(zip(shards[:num_rows], pieces, strict=False)):
         assert frames.spans[row].tolist() == (addresses[k] + 2 * (start - starts[k]), row, 1, size, start)
+
+
+@given(SIZES, SEEDS, st.integers(0, 9))
+def test_windows_equal_their_reference(sizes, seed, epoch):
+    """Of streams of any size, whose tokens are not read: the first, the middle and the last window."""
+    starts, addresses = np.append(0, np.cumsum(sizes)), np.arange(len(sizes)) << 40
+    total, num_windows = int(starts[-1]), -(-int(starts[-1]) // 16)
+    numbers, first = (
+        sorted({0, num_windows // 2, num_windows - 1}),
+        keys.phase(seed=seed, variant=epoch, num_tokens=total),
+    )
+    rows, table = np.arange(len(numbers)), TokenTable(starts, addresses, itemsize=2, separator=1, cls=2, sep=3)
+    frames = Frames(np.empty((rows.size, 18), np.int64), np.empty_like(rows), np.empty(rows.size * 17, SPAN))
+    count = window_rows(
+        rows, np.full_like(rows, epoch), np.array(numbers), np.uint64(seed), tuple(table), tuple(frames), 0
+    )
+    found = [[] for _ in numbers]
+    for address, row, place, length, _ in frames.spans[:count].tolist():
+        assert place == 1 + len(found[row])
+        found[row] += range(address, address + 2 * length, 2)
+    for row, number in enumerate(numbers):
+        places = [(first + place) % total for place in range(16 * number, min(16 * number + 16, total))]
+        shards = [bisect_right(starts[:-1].tolist(), place) - 1 for place in places]
+        assert found[row] == [addresses[k] + 2 * (place - starts[k]) for k, place in zip(shards, places, strict=True)]
+
+
+@given(st.integers(0, 9) | st.integers(2**32, 2**35), SIZES)
+def test_segments_of_sentences_of_any_size_follow_one_another(shard_start, sizes):
+    """A document whose sentences fill a pair each is cut at each of them."""
+    ends, most = np.append(0, np.cumsum(sizes)).astype(np.uint64), 29
+    part, rules = DocumentRange(ends[[0, -1]], ends, 0, 0, shard_start, 0), PairRules(most, np.uint64(0), np.uint64(0))
+    pairs, sentences = np.zeros(len(sizes), PAIR), np.zeros(len(sizes), np.uint64)
+    count = segment(part, rules, pairs, sentences)
+    assert sentences.tolist() == [2 * (shard_start + int(end)) + (end == 0) for end in ends[:-1]]
+    assert pairs["a_start"][0] == shard_start
+    assert 0 < count <= len(sizes)
 
 
 @settings(max_examples=3 * hypothesis.settings().max_examples)

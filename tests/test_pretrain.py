@@ -221,7 +221,8 @@ def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     one.write_bytes(Path(TINY).read_bytes())
     train(dataset.path, tmp_path / "run", steps=1, **QUIET | {"model": str(one)})
-    two.write_text(json.dumps(json.loads(one.read_text()) | {"_name_or_path": "x", "transformers_version": "0"}))
+    values = json.loads(one.read_text()) | {"_name_or_path": "x", "transformers_version": "0"}
+    two.write_text(json.dumps(dict(reversed(values.items()))))
     train(dataset.path, tmp_path / "run", steps=2, **QUIET | {"model": str(two)})
     assert entries(tmp_path / "run")[-1]["step"] == 2
     one.write_text(json.dumps(json.loads(one.read_text()) | {"num_hidden_layers": 1}))

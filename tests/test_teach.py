@@ -157,7 +157,7 @@ def test_damage_is_found_and_named(caches, tmp_path):
     for position in (UNIT, 3 * UNIT):
         with refuses("damaged"):
             answers.TeacherCache(out).read(np.array([position]), 83)
-    for name, value in product(("logprobs", "tails"), (np.nan, np.inf, -np.inf, 0.01, -np.nan)):
+    for name, value in [*product(("logprobs", "tails"), (np.nan, np.inf, -np.inf, 0.01, -np.nan)), ("ids", 83)]:
         array = np.load(out / f"unit-00000.{name}.npy", mmap_mode="r+")
         kept, array[7] = array[7], value
         with refuses("damaged"):
