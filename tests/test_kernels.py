@@ -89,7 +89,7 @@ def test_windows_equal_their_reference(sizes, seed, epoch):
 
 @given(st.integers(0, 9) | st.integers(2**32, 2**35), SIZES)
 def test_segments_of_sentences_of_any_size_follow_one_another(shard_start, sizes):
-    """A document whose sentences fill a pair each is cut at each of them."""
+    """Of streams of any size, whose tokens are not read."""
     ends, most = np.append(0, np.cumsum(sizes)).astype(np.uint64), 29
     part, rules = DocumentRange(ends[[0, -1]], ends, 0, 0, shard_start, 0), PairRules(most, np.uint64(0), np.uint64(0))
     pairs, sentences = np.zeros(len(sizes), PAIR), np.zeros(len(sizes), np.uint64)

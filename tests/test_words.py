@@ -342,8 +342,8 @@ def test_ids_are_those_of_the_library(name, texts):
         assert_exact(kind(name), texts, sentences=sentences)
 
 
-def test_one_compiled_kernel_is_for_all_tokenizers_and_sources(tmp_path, vocab):
-    """Compiling another one takes seconds. Ids of four bytes have their own."""
+def test_the_kernel_is_compiled_once_for_all_tokenizers_and_sources(tmp_path, vocab):
+    """And once more for ids of four bytes. Any other type of an argument would compile it again, for seconds."""
     for name in KINDS:
         kind(name).encode(*joined(["a"]), sentences=False)
     for texts in ([put(tmp_path / "text", "a")], iter(["a"])):

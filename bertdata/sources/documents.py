@@ -139,6 +139,7 @@ class Documents:
         from pyarrow import compute
 
         ended = compute.binary_join_element_wise(column, pa.scalar(b"", column.type), pa.scalar(b"\n", column.type))
+        # A copy can be written to, as the offsets of all other sources: kernels are compiled for one type of array.
         offsets, data, none = offsets_of(ended).copy(), ended.buffers()[2], np.zeros(len(column), np.int64)
         text, invalid = joined([np.frombuffer(data or b"", np.uint8)[: offsets[-1]]]), none - 1
         try:
