@@ -8,9 +8,10 @@
 There are six kinds of mutation, in equal numbers, at random executed lines: a sign, a bound, a missing fsync, a dtype,
 a dropped term, and an ignored option; never in an annotation or in the options of the compiler. Each is tried in a copy
 of the project, by the fast tests that execute its line, the quickest first, in one process. The tests stop at the first
-failure, and no test starts after BUDGET_S seconds of CPU time. A line that only fixtures or imports execute is
-tested by the tests that execute its file. Coverage does not see inside compiled kernels: all their lines count as
-executed, by the files of tests in KERNEL_TESTS. --slow tries the slow tests as well.
+failure, and no test starts after BUDGET_S seconds of CPU time. A line outside of functions, which an import executes,
+and one that only fixtures execute are tested by the tests that execute their file. Coverage does not see inside
+compiled kernels: all their lines count as executed, by the files of tests in KERNEL_TESTS. --slow tries the slow tests
+as well.
 
 The file of results has one JSON object per mutation. A mutation that no test can detect is marked by hand: "found_by":
 "equivalent", with the reason as "why". Its name and the text of its line identify it in later runs, so it is not tried
@@ -247,7 +248,11 @@ def tests_for(mutation: Mutation, recorded: dict[str, Any]) -> list[str]:
         if mutation.file.startswith(folder):
             return [f"tests/{name}.py" for name in names.split()]
     executed, seconds = recorded["executed"].get(mutation.file, {}), recorded["seconds"]
-    tests = executed.get(str(mutation.line)) or sorted({test for tests in executed.values() for test in tests})
+    nodes = ast.walk(ast.parse((ROOT / mutation.file).read_text()))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    is_in_function = any(node.body[0].lineno <= mutation.line <= (node.end_lineno or 0) for node in functions)
+    of_line = executed.get(str(mutation.line)) if is_in_function else None
+    tests = of_line or sorted({test for tests in executed.values() for test in tests})
     files: dict[str, list[str]] = {}
     for test in sorted(tests, key=lambda test: seconds.get(test, 0.0)):
         files.setdefault(test.partition("::")[0], []).append(test)
