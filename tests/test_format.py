@@ -3,6 +3,7 @@
 Headers, digests, checksums and identities are computed from that page, not with the library.
 """
 
+import json
 import os
 import pickle
 import re
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.commands import invoke, refuses
+from support.commands import invoke, refuses, succeeds
 from support.data import SPECIAL, SPECIALS, assert_same, build, built, faults_of, members, with_member, write_dataset
 from support.disk import canonical, flip, published, put, reseal, sha256, unsealed, without_origins, write
 from support.limits import limits
@@ -236,6 +237,15 @@ def test_words_that_break_a_rule_are_named(sound, limit, piece):
         assert faults == [[number] for number in numbers], bits
 
 
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+def test_places_of_empty_documents_that_break_a_rule_are_named(sound, limit, piece):
+    limit(verified_together=piece)
+    for places, num_faults in (([0, 0, 2], 0), ([2, 1], 1), ([1, 3], 1)):  # of two documents
+        content = header("<u8", len(places)) + np.array(places, "<u8").tobytes()
+        put_array(sound, "empty", content, dtype="<u8", length=len(places))
+        assert [numbers_of(each, sound / "train-00000.empty.npy") for each in verify(sound)] == [[2]] * num_faults
+
+
 FORMS = {  # array → bytes of its file, and others in their place
     "tokens": [(b"(7,), }", b"(7,),} "), (b"'<u2'", b"'>u2'"), (b"False", b"True "), (b"\x01\x00v", b"\x02\x00v")],
     "documents": [(b"\n\0", b"\n\1"), (b"\7\0\0\0", b"\7\0\0\0\0")],  # the first offset; a byte behind the last
@@ -367,6 +377,35 @@ def test_of_many_small_shards_evenly_spaced_tokens_are_counted(tmp_path):
     shards = [([10 + number] * 999 + [3], [1000], None) for number in range(12)]
     counts = bertdata.open(write_dataset(tmp_path / "out", shards)).token_counts("train", sample_tokens=8000)
     assert {token: int(counts[token]) for token in np.flatnonzero(counts).tolist()} == {3: 2, 10: 999, 18: 807}
+    assert (counts.dtype, counts.size) == (np.int64, 300)
+
+
+def test_a_shard_beyond_32_bits_is_read_like_a_small_one(tmp_path):
+    """Two datasets differ only in the size of their first sentence, whose tokens take no room on the disk."""
+    random, found = np.random.default_rng(1), []
+    sizes = [1000, 5, *random.integers(2, 30, 60).tolist()]
+    ends, tokens = np.cumsum(sizes), random.integers(5, 300, sum(sizes), np.uint16)
+    tokens[ends[1::2] - 1] = 3
+    for more in (0, 3 << 31):
+        out = write_dataset(tmp_path / f"{more}", [(tokens, ends[1::2], ends)])
+        for array, stops in {"documents": ends[1::2], "sentences": ends}.items():
+            put_array(out, array, header("<u8", stops.size + 1) + np.append(0, stops + more).tobytes())
+        with open(out / "train-00000.tokens.npy", "wb") as file:
+            file.write(header("<u2", tokens.size + more))
+            file.seek(2 * more, os.SEEK_CUR)
+            file.write(tokens.tobytes())
+        manifest = unsealed(out / "manifest.json")
+        shard = manifest["splits"]["train"][0]
+        shard["num_tokens"] = shard["arrays"]["tokens"]["length"] = tokens.size + more
+        seal_manifest(out, manifest)
+        dataset, inspected = bertdata.open(out), json.loads(succeeds("bertdata", "inspect", out, "--json").stdout)
+        about = inspected["tokens_per_document"]
+        assert Loader(dataset, samples="documents", length=1 << 16).num_samples == 31 + more // (2**16 - 2)
+        loader = Loader(dataset, samples="pairs", length=16, seed=4)
+        arrays = [*loader.read(np.arange(20)).arrays().values(), loader.spans(np.arange(20)) - [0, more, 0]]
+        arrays += [dataset.document(number) for number in range(1, len(dataset))]
+        found.append([about["median"], about["max"] - more, *(array.tolist() for array in arrays)])
+    assert found[0] == found[1]
 
 
 def test_an_unknown_token_that_also_ends_documents_is_no_fault(tmp_path):
