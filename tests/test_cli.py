@@ -93,6 +93,7 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     assert facts["steps_for"]["rows_of_a_rank"] == 3
     shown = (f"max {lengths[-1]:,}", dataset.dataset_id, f"{dataset.num_tokens:,}", " 3 ")
     assert [each for each in shown if each not in text] == []
+    assert "rank" not in succeeds("bertdata", "inspect", dataset.path).stdout
 
 
 def other_tokenizer(directory):

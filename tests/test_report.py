@@ -30,11 +30,15 @@ def made(tmp_path_factory, vocab):
 
 
 def test_the_page_is_the_one_that_was_worked_out(made):
-    """Of lines of text golden/report.json has the numbers."""
+    """Of lines of text golden/report.json has the numbers, each with the word after it."""
     data, found = made[2], {name: made[2][name] for name in ("flow", "lengths", "tokens", "rows", "unknown")}
     found["flow"] = {name: value for name, value in data["flow"].items() if name != "text"}
+    found["about"] = {name: data["about"][name] for name in ("splits", "steps_for", "tokens_per_document", "counts")}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    _, _, *lines = succeeds("bertdata", "inspect", made[0].path, *options, "--samples=packed").stdout.splitlines()
+    found["inspect"] = [line for line in lines if str(made[0].path) not in line]
     for name, lines in (("text", data["flow"]["text"]), ("warnings", data["warnings"])):
-        found[name] = [re.findall(r"[\d.,]*\d%?", line) for line in lines]
+        found[name] = [re.findall(r"[\d.,]*\d%?(?: \w+)?", line) for line in lines]
     assert found == json.loads((Path(__file__).parent / "golden" / "report.json").read_text())
     for row, kind in product(found["rows"], ("documents", "packed")):
         loader = bertdata.Loader(made[0], length=row["length"], samples=kind, masking=None)
@@ -66,9 +70,9 @@ def test_samples_and_their_number_are_those_of_the_loader(made, kind):
 def test_long_rows_make_no_larger_page(made, tmp_path):
     long = built(tmp_path, "the cat sat on the mat " * 11_000, tokenizer=str(made[0].path))
     html = report(long, length=8192, global_batch_size=8, world_size=1)
-    samples = data_of(html)["samples"]
+    samples, counted = data_of(html)["samples"], data_of(html)["tokens"]["counted"]
     rows = [row for seed in samples["rows"] for epoch in seed for row in epoch]
-    assert (samples["length"], samples["shown"], len(rows)) == (8192, 512, 8 * 3 * 2)
+    assert (samples["length"], samples["shown"], len(rows), counted) == (8192, 512, 8 * 3 * 2, long.num_tokens)
     assert {len(row["ids"]) for row in rows} == {512}
     assert max(place for row in rows for masks in row["masks"].values() for place, _ in masks) < 512
     assert len(html.encode()) < 500_000
