@@ -100,7 +100,7 @@ def test_samples_by_number(dataset):
         assert_same(samples[one], samples[other])
     row = tensors(samples.loader.read(np.array([2 * len(samples) + 5])))
     assert_same(samples[5], {name: tensor[0] for name, tensor in row.items()})
-    for wrong in (len(samples), -len(samples) - 1):
+    for wrong in (len(samples), -len(samples) - 1, 2**40):
         with pytest.raises(IndexError, match=f"sample {wrong} of"):
             samples.__getitems__([0, wrong])  # as DataLoader asks
 

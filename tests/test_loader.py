@@ -2,8 +2,9 @@
 
 import json
 import pickle
-from dataclasses import asdict
+from dataclasses import FrozenInstanceError, asdict, fields
 from functools import partial
+from inspect import Parameter, signature
 
 import numpy as np
 import pytest
@@ -112,18 +113,20 @@ def test_a_state_without_a_rule_continues_with_rule_1(dataset):
     expected = next(old)
     for resumed in (pickle.loads(pickle.dumps(loader)), other):
         assert_same(next(resumed), expected)
+    old.load_state_dict(Loader(dataset, masking=Masking(policy="span"), **options).state_dict())
+    assert old.masking == Masking(policy="span")
 
 
 # ---------------------------------------------------------------------------------------------------------- contract
 
 
-@pytest.mark.parametrize("masking", POLICIES)
-@pytest.mark.parametrize("length", [16, 100_000])
-def test_arrays_are_the_callers_own(dataset, masking, length):
-    loader = Loader(dataset, length=length, global_batch_size=5, masking=masking)
+@pytest.mark.parametrize(("samples", "masking"), KINDS)
+@pytest.mark.parametrize("length", [16, 60_000])
+def test_arrays_are_the_callers_own(dataset, samples, masking, length):
+    loader = Loader(dataset, length=length, global_batch_size=5, samples=samples, masking=masking)
     batch, again = loader.read(np.arange(5)), loader.read(np.arange(5))
     assert batch.targets.shape == batch.masked_positions.shape == (5, loader.num_slots)
-    assert (batch.attention_mask is None) == (length == 16)
+    assert (batch.attention_mask is None) == (length == 16 and samples != "documents")
     for name, array in (batch.arrays() | {"labels": batch.labels}).items():
         assert array.dtype == np.int64, name
         assert array.flags.c_contiguous, name
@@ -131,6 +134,16 @@ def test_arrays_are_the_callers_own(dataset, masking, length):
         assert not any(np.shares_memory(array, other) for other in again.arrays().values()), name
         array[...] = -1
     assert_same(again, loader.read(np.arange(5)))  # nothing above reached the dataset
+
+
+def test_values_are_given_by_name_and_stay(dataset):
+    groups = [bertdata.Batch, bertdata.IdsFormat, bertdata.Machines, Masking, bertdata.Shares, SpecialTokens]
+    groups += [bertdata.TextFormat, bertdata.Vocabulary]
+    for group in groups:
+        assert {each.kind for each in signature(group).parameters.values()} == {Parameter.KEYWORD_ONLY}, group
+    for group in (*groups, type(dataset.manifest), type(dataset.splits["train"][0])):
+        with pytest.raises(FrozenInstanceError):
+            setattr(object.__new__(group), fields(group)[0].name, None)
 
 
 WRONG = {  # kind of the error → option of a Loader → values
