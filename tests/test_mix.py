@@ -26,7 +26,7 @@ KINDS = [
     {"samples": "packed", "masking": Masking(policy="span")},
     {"samples": "pairs", "masking": Masking(policy="whole_word")},
     {"shuffle": "blocks", "masking": Masking(policy="bernoulli")},
-    {"masking": None, "starts": (7, 1000, 3)},
+    {"masking": None, "starts": (7, 2**40, 3)},
 ]
 
 
