@@ -8,10 +8,14 @@ import shlex
 import shutil
 from collections import Counter
 from functools import partial
+from itertools import accumulate
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from support import commands
 from support.data import SPECIAL
 from support.families import LISTED, four_rows, model_of
@@ -22,6 +26,7 @@ from bertrain import checkpoint
 from bertrain.lab.elastic import search
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import Elastic
+from bertrain.models.encoder import Encoder
 
 WHOLE = elastic.Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
@@ -215,28 +220,56 @@ def searched(space, method, seed, *, trials=24, limit=9.0):
 def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(configs):
     config = complete(configs, "bert").config
     space = elastic.Space("layers=1:3,width=8:32:4,heads=1:4,feed_forward=4:48:4", config)
-    best = {}
+    best, tried = {}, {}
     for method in search.METHODS:
         found = [searched(space, method, seed) for seed in range(6)]
         assert all(len(each) == 24 and max(map(latency, each)) <= 9 for each in found)
         assert list(searched(space, method, 5, trials=32))[:24] == list(found[5])  # the same trials first
         best[method] = np.mean([min(each.values()) for each in found])
+        tried[method] = [list(each) for each in found]
     assert best["evolution"] < best["random"]
+    assert [each[:10] for each in tried["evolution"]] == [each[:10] for each in tried["random"]]
+    assert [each[10] for each in tried["evolution"]] != [each[10] for each in tried["random"]]
     few = elastic.Space("layers=1:3", config)
     assert len(searched(few, "evolution", 0, limit=1e9)) == 3
     assert len(searched(few, "random", 0, limit=0.0)) == 0
+
+
+def test_the_latency_is_the_median_of_15_passes_after_3(configs):
+    model = complete(configs, "bert")
+    durations = [100.0] * 3 + [number / 1e3 for number in np.random.default_rng(0).permutation(15)]
+    clock = accumulate(step for duration in durations for step in (0.5, duration))
+    with patch("time.perf_counter", lambda: next(clock)):
+        measured = search.cost(Encoder(model), rows=2, length=8)
+    assert measured == {"parameters": model.num_parameters(), "latency_ms": pytest.approx(7.0)}
+    assert next(clock, None) is None
 
 
 def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(dataset, trained, tmp_path, limit):
     limit(searched_repeats=3)
     out = tmp_path / "search"
     common = ["search", "--checkpoint", trained, "--data", dataset.path, "--latency", "10s", "--max-samples", 8]
-    one = succeeds(*common, "--trials", 5, "--out", out)
-    assert "5 of 45" in one.stdout
-    assert (out / "search.png").stat().st_size > 1000
+    with patch.object(Figure, "savefig", autospec=True, side_effect=Figure.savefig) as saved:
+        one = succeeds(*common, "--trials", 11, "--out", out)
     done = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     known = {tuple(entry[name] for name in elastic.Sizes._fields): entry for entry in done}  # the last line of each
-    best = min(known.values(), key=lambda entry: entry.get("loss", 99))
+    tried = [entry for entry in known.values() if "loss" in entry]
+    best, *others = sorted(tried, key=lambda entry: entry["loss"])
+    lines = [
+        f"{last_checkpoint(trained)}: 11 of 45 sub-networks tried (evolution), latency at most 10000 ms for 1 × 32 "
+        f"tokens, threads: {torch.get_num_threads()}"
+    ]
+    for entry in (best, *others[:9]):
+        sizes = ", ".join(f"{name} {entry[name]:,}" for name in (*elastic.Sizes._fields, "parameters"))
+        numbers = f"loss {entry['loss']:.4f}, accuracy {entry['accuracy']:.2%}, {entry['latency_ms']:.2f} ms"
+        lines.append(f"{numbers}: {sizes}")
+    lines.append(f"trials.jsonl and search.png are in {out}; the best as a checkpoint:")
+    assert one.stdout.splitlines()[:-1] == lines
+    (axis,) = saved.call_args.args[0].axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["trials", "best", "limit"]
+    assert axis.get_xlabel() + axis.get_ylabel() == "latency (ms)validation loss (nats a token)"
+    assert sorted(axis.collections[0].get_offsets()[:, 1].tolist()) == [entry["loss"] for entry in (best, *others)]
+    assert imread(out / "search.png").shape == (500, 700, 4)
     succeeds(*shlex.split(one.stdout.splitlines()[-1])[1:-1], tmp_path / "small")
     options = ["--data", dataset.path, "--length", 32, "--max-samples", 8]
     evaluated = json_of("evaluate", "--checkpoint", tmp_path / "small", *options)
@@ -244,12 +277,14 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     for damage in (b"\xff\n", b'{"layers": 3, "wid'):  # the line at which power or process failed
         with open(out / "trials.jsonl", "ab") as file:
             file.write(damage)
-        again = json_of(*common, "--trials", 5, "--out", out)
+        again = json_of(*common, "--trials", 11, "--out", out)
         lines = (out / "trials.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == list(known.values())  # no time is measured again
-    assert again["best"] == best
-    more = json_of(*common, "--trials", 7, "--out", out)
-    assert (more["trials"][:5], len(more["trials"])) == (again["trials"], 7)
+    facts = {"checkpoint": str(last_checkpoint(trained)), "method": "evolution", "seed": 0, "limit_ms": 10_000.0}
+    facts |= {"threads": torch.get_num_threads(), "space": 45, "rows": 1, "length": 32}
+    assert again == facts | {"best": best, "trials": tried}
+    more = json_of(*common, "--trials", 13, "--out", out)
+    assert (more["trials"][:11], len(more["trials"])) == (tried, 13)
     refused(*common, "--out", out, "--batch-size", 2, kind="other-settings", option="out", says="batch_size 1 → 2")
     shutil.rmtree(last_checkpoint(shutil.copytree(trained, tmp_path / "before", symlinks=True)))
     before = ["search", "--checkpoint", tmp_path / "before", *common[3:], "--out", out]
