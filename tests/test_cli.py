@@ -26,13 +26,17 @@ import bertdata
 from bertrain.commands import docstrings
 
 EVERY = [(program, name) for program, group in PROGRAMS.items() for name in group.list_commands(None)]
+NEEDED = {"evaluate": 1, "finetune": 4, "augment": 3, "suite": 4, "search": 4, "extract": 2, "merge": 2}
+NEEDED |= {"transplant": 3, "teacher": 3, "trace": 2, "plot": 1}
+"""Command of the trainer → how many options and arguments must be given."""
 
 
 @pytest.mark.parametrize(("program", "name"), EVERY)
 def test_examples_of_help_are_command_lines_whose_output_is_local(program, name):
     group = PROGRAMS[program]
-    command, shown = group.get_command(click.Context(group), name), succeeds(group, name, "--help").stdout
+    command, shown = group.get_command(click.Context(group), name), succeeds(group, name, "-h").stdout
     assert command.help
+    assert program == "bertdata" or sum(param.required for param in command.params) == NEEDED.get(name, 0)
     heading, *examples = (command.epilog or "Examples:").removeprefix("\b\n").splitlines()
     assert (heading, len(examples)) in (("Example:", 1), ("Examples:", 2)) or name == "demo"
     for example in examples:
