@@ -37,6 +37,7 @@ def proposer(checkpoint, *, most=5, kept=(), vectors=None):
 def proposed(made, text):
     """The words of a text with their proposals."""
     rows = made.propose([text])
+    assert rows.dtype == np.int32
     return {
         word: [made.words[i] for i in row if i != augment.NONE]
         for word, row in zip(augment.WORD.findall(text), rows, strict=True)

@@ -57,9 +57,11 @@ def of_labels(draw):
 
 
 def of_numbers(draw):
-    a, b = draw.integers(-3, 4, (2, int(draw.integers(3, 12)))).astype(float)
+    a, b = draw.integers(-3, 4, (2, int(draw.integers(3, 12))))
+    far, kind_of_ours = (2.0**30, np.float64) if draw.random() < 0.5 else (2.0**20, np.float32)  # far from 0
+    ours = metrics.regression(*((side + far).astype(kind_of_ours) for side in (a, b)))
     is_constant, kinds = np.ptp(a) == 0 or np.ptp(b) == 0, {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
-    return metrics.regression(a, b), {n: 0.0 if is_constant else kind(a, b).statistic for n, kind in kinds.items()}
+    return ours, {n: 0.0 if is_constant else kind(a, b).statistic for n, kind in kinds.items()}
 
 
 @pytest.mark.parametrize("measured", [of_classes, of_labels, of_numbers])
@@ -292,7 +294,7 @@ def test_files_that_do_not_fit_are_named_with_the_place(tmp_path, row):
         assert where in str(caught.value)
 
 
-WRITTEN = OF_CLASSES | {"more.parquet": pa.table({"text": ["x"], "more": [[1]], "label": [1.5]})}
+WRITTEN = OF_CLASSES | {"more.parquet": pa.table({"text": ["x"], "more": [[1]], "label": pa.array([1.5], "f4")})}
 
 
 @pytest.mark.parametrize("end", WRITTEN)
@@ -304,6 +306,7 @@ def test_a_table_is_written_as_it_was_read(tmp_path, end):
     if end == "more.parquet":  # whose text needs no other type
         assert pq.read_table(out).equals(WRITTEN[end])
     assert out.read_bytes() == path.read_bytes() or end.endswith((".jsonl", ".parquet"))
+    assert end != ".jsonl" or out.read_text().splitlines()[2] == '{"sentence": "naïve 水", "label": "b"}'
 
 
 # ------------------------------------------------------------------------------------------------------------- labels
@@ -367,6 +370,10 @@ def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_or_not_known_co
     labelled = {tokens[i]: tags.names[n] for i, n in enumerate(data.labels[0].tolist()) if n >= 0}
     assert labelled == {"river": "A", "x": "B", "salt": "B", "stone": "A"}
     assert "1 of 5" in warned[0]
+    logits, known = torch.randn(1, data.labels.shape[1], 2), data.labels >= 0
+    mean = -logits.log_softmax(-1)[known].gather(1, data.labels[known][:, None]).mean()
+    torch.testing.assert_close(tags.loss(logits, data.labels), mean)
+    assert tags.loss(logits, torch.full_like(data.labels, -100)) == 0
     answer = torch.where(data.labels[0] < 0, 0, data.labels[0])
     assert tags.score([answer], data.gold) == {"accuracy": 4 / 5}
     assert "3 of 5" in tags.encode(tokenizer, examples, 8)[1][0]
@@ -403,7 +410,7 @@ def test_the_answer_is_where_its_window_says(tokenizer):
     sure, nothing = torch.zeros(2, len(data.rows), 48, 2)
     for logits, (_, (first, last)) in zip(sure, pairs, strict=True):
         logits[first, 0] = logits[last, 1] = 9.0 if first else 10.0  # a window without an answer hides no other
-    nothing[:, 0] = 9.0
+    nothing[..., 0], nothing[:, 0, 1] = 2.0**26, 1.0  # the sum of the two has more bits than either
     assert answers.score([*sure], data.gold) == {"exact_match": 1.0, "f1": 1.0}
     assert answers.score([*nothing], data.gold)["exact_match"] == 0.5
     answers.learn(examples[:1])  # all questions to train on have an answer
@@ -452,7 +459,7 @@ def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer):
     data, _ = choices.encode(tokenizer, examples, 32)
     texts = [tokenizer.decode(row["input_ids"]) for row in data.rows]
     assert texts == [f"[CLS] {each.text} [SEP] {choice} [SEP]" for each in examples for choice in each.other]
-    assert data.labels.tolist() == [0, 1, 0, 1, 0]
+    torch.testing.assert_close(data.labels, torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0]))
     sure = [torch.tensor([score]) for score in data.labels]
     assert choices.score(sure, data.gold) == {"accuracy": 1.0}
     assert choices.score([*sure[:3], sure[4], sure[3]], data.gold) == {"accuracy": 0.5}
