@@ -26,9 +26,19 @@ import bertdata
 from bertrain.commands import docstrings
 
 EVERY = [(program, name) for program, group in PROGRAMS.items() for name in group.list_commands(None)]
-NEEDED = {"evaluate": 1, "finetune": 4, "augment": 3, "suite": 4, "search": 4, "extract": 2, "merge": 2}
-NEEDED |= {"transplant": 3, "teacher": 3, "trace": 2, "plot": 1}
-"""Command of the trainer → how many options and arguments must be given."""
+PROMISED = {  # command of the trainer → how many options and arguments must be given, and the defaults of others
+    "pretrain": "0: 128 off 0.15 0.8 0.1 exact full modernbert-tiny mlm 256 0.0005 0.0 0.06 linear 0.2 adamw 4.0 0.95 "
+    "0.01 0.9 0.98 1e-06 1.0 0 auto uniform 0.5 1.0 2 stack 50.0 difference auto auto auto off 1000 3 auto 0.15 auto "
+    "500 10",
+    "evaluate": "1: word-l2r validation 0",
+    "finetune": "4: 3 classification 0 -1 , 3 32 5e-05 0.1 auto off",
+    "augment": "3: classification 0 -1 30 15 0.4 0",
+    "suite": "4: 3 3 32 5e-05 0.1 auto off",
+    "search": "4: 60 evolution 0 1 validation 512",
+    "transplant": "3: 0",
+    "teacher": "3: 64 0 64 4096",
+    **{"extract": "2: ", "merge": "2: ", "trace": "2: ", "plot": "1: "},
+}
 
 
 @pytest.mark.parametrize(("program", "name"), EVERY)
@@ -36,7 +46,8 @@ def test_examples_of_help_are_command_lines_whose_output_is_local(program, name)
     group = PROGRAMS[program]
     command, shown = group.get_command(click.Context(group), name), succeeds(group, name, "-h").stdout
     assert command.help
-    assert program == "bertdata" or sum(param.required for param in command.params) == NEEDED.get(name, 0)
+    needed, defaults = sum(param.required for param in command.params), re.findall(r"\[default:\s+([^];]*)", shown)
+    assert program == "bertdata" or f"{needed}: {' '.join(defaults)}" == PROMISED.get(name, f"0: {' '.join(defaults)}")
     heading, *examples = (command.epilog or "Examples:").removeprefix("\b\n").splitlines()
     assert (heading, len(examples)) in (("Example:", 1), ("Examples:", 2)) or name == "demo"
     for example in examples:
