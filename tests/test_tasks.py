@@ -399,6 +399,7 @@ def test_the_answer_is_where_its_window_says(tokenizer):
     data, _ = answers.encode(tokenizer, examples, 48)
     assert max(len(row["input_ids"]) for row in data.rows) == 48
     assert data.rows[0]["input_ids"].index(tokenizer.sep_token_id) == 1 + 24  # the question is cut to half a row
+    assert answers.encode(tokenizer, examples, 256)[0].rows[0]["input_ids"].index(tokenizer.sep_token_id) == 1 + 64
     spans = [window.spans[window.spans[:, 1] > 0] for window in data.gold[1]]
     assert spans[0][-16:].tolist() == spans[1][:16].tolist()  # windows overlap by a third of a row
     covered = {at for window in spans[:-1] for begin, end in window for at in range(begin, end)}

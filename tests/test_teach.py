@@ -138,11 +138,13 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
         refused("bertrain", *arguments, kind="missing", option="yes")
     with limits(teacher_bytes=1000, teacher_units=2):
         refused("bertrain", *arguments, kind="missing", option="yes")
-        succeeds("bertrain", *arguments, "--yes")
+        said = succeeds("bertrain", *arguments, "--yes").stdout
         succeeds("bertrain", *arguments, "--yes", "--mlm-probability", 0.15, "--out", tmp_path / "other")
     headers = [unsealed(tmp_path / name / "cache.json") for name in ("logits", "other")]
     assert [header["stream"]["masking"]["probability"] for header in headers] == [0.3, 0.15]
     assert headers[0]["unit_samples"] == 50  # of at most two units
+    size = sum(path.stat().st_size for path in (tmp_path / "logits").glob("*.npy"))
+    assert f"100 samples of 32 tokens, 10 masked tokens each, 64 of 82 predictions kept\n{size:,} bytes; 0 of 2" in said
 
 
 def test_damage_is_found_and_named(caches, tmp_path):
@@ -164,8 +166,9 @@ def test_damage_is_found_and_named(caches, tmp_path):
             answers.TeacherCache(out).read(np.arange(UNIT), 83)
         array[7] = kept
     header = unsealed(out / "cache.json")
-    changes = [{"top_k": 10**6}, {"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}]
-    for wrong in (*changes, *({"stream": {"variants": variants}} for variants in (0, "2", True, 1 << 70))):
+    changes = [{"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}]
+    changes += [{"vocab_size": 63}, {"vocab_size": (1 << 24) + 1}]
+    for wrong in (*changes, *({"stream": {"variants": variants}} for variants in (0, "2", True, 1 << 32))):
         reseal(out / "cache.json", header | wrong)
         with refuses("damaged"):
             answers.TeacherCache(out)

@@ -12,12 +12,12 @@ from support.families import LISTED
 
 PLAIN = {  # command → arguments that make sense, after which those of a row come
     "pretrain": "--data shards --out out --length 32 --steps 4 --global-batch-size 6",
-    "finetune": "--checkpoint run --train data.tsv --dev data.tsv --out out --seeds 1 --epochs 1",
+    "finetune": "--checkpoint run --train data.tsv --dev data.tsv --out out --seeds 1 --epochs 1 --length 3",
     "augment": "--checkpoint run --train data.tsv --out out.tsv",
     "suite": "--checkpoint run --out out --seeds 1 --epochs 1",
     "evaluate": "--checkpoint run",
     "extract": "--checkpoint run --out out",
-    "search": "--checkpoint run --data shards --out out --latency 1s",
+    "search": "--checkpoint run --data shards --out out --latency 1s --length 3",
     "teacher": "--model run --data shards --out out --length 32 --max-samples 9",
 }
 MODELS = {  # name of a file → the configuration in it, if that is not a model_type alone
