@@ -189,9 +189,12 @@ def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(data
 
 
 def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp_path):
-    sizes = ["--layers", 2, "--width", 24, "--heads", 3, "--feed-forward", 32]
     small = tmp_path / "small"
-    assert succeeds("extract", "--checkpoint", trained, *sizes, "--out", small).stderr == ""
+    sizes = ["--layers", 2, "--width", 24, "--heads", 3, "--feed-forward", 32, "--out", small]
+    said = f"{small}: 2 layers, width 24, 3 heads, feed-forward 32, "
+    assert succeeds("extract", "--checkpoint", trained, *sizes).output.startswith(said)
+    odd = ["--width", 8, "--heads", 1, "--out", tmp_path / "odd"]
+    assert f"with --elastic {SPACE}, so" in succeeds("extract", "--checkpoint", trained, *odd).stderr
     assert elastic.sizes_of(AutoConfig.from_pretrained(small)) == (2, 24, 3, 32)
     assert AutoTokenizer.from_pretrained(small)("the stone")["input_ids"][0] == SPECIAL.cls
     assert checkpoint.find(small) == small
@@ -231,7 +234,7 @@ def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(co
     assert [each[:10] for each in tried["evolution"]] == [each[:10] for each in tried["random"]]
     assert [each[10] for each in tried["evolution"]] != [each[10] for each in tried["random"]]
     few = elastic.Space("layers=1:3", config)
-    assert len(searched(few, "evolution", 0, limit=1e9)) == 3
+    assert len(searched(few, "evolution", 0, limit=18.0)) == 3  # that of the largest
     assert len(searched(few, "random", 0, limit=0.0)) == 0
 
 
@@ -265,7 +268,6 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     (axis,) = saved.call_args.args[0].axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["trials", "best", "limit"]
     assert axis.get_xlabel() + axis.get_ylabel() == "latency (ms)validation loss (nats a token)"
-    assert sorted(axis.collections[0].get_offsets()[:, 1].tolist()) == [entry["loss"] for entry in (best, *others)]
     assert imread(out / "search.png").shape == (500, 700, 4)
     succeeds(*shlex.split(one.stdout.splitlines()[-1])[1:-1], tmp_path / "small")
     options = ["--data", dataset.path, "--length", 32, "--max-samples", 8]
@@ -286,4 +288,4 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     shutil.rmtree(last_checkpoint(shutil.copytree(trained, tmp_path / "before", symlinks=True)))
     before = ["search", "--checkpoint", tmp_path / "before", *common[3:], "--out", out]
     refused(*before, kind="other-settings", option="out", says="weights")
-    refused(*common, "--out", out, "--latency", "0.000001ms", kind="out-of-range", option="latency")
+    refused(*common, "--out", out, "--latency", "0.000001ms", kind="out-of-range", option="latency", given=1e-6)
