@@ -35,9 +35,8 @@ PROMISED = {  # command of the trainer → how many options and arguments must b
     "augment": "3: classification 0 -1 30 15 0.4 0",
     "suite": "4: 3 3 32 5e-05 0.1 auto off",
     "search": "4: 60 evolution 0 1 validation 512",
-    "transplant": "3: 0",
     "teacher": "3: 64 0 64 4096",
-    **{"extract": "2: ", "merge": "2: ", "trace": "2: ", "plot": "1: "},
+    **{"transplant": "3: 0", "extract": "2: ", "merge": "2: ", "trace": "2: ", "plot": "1: "},
 }
 
 

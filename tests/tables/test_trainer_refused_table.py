@@ -34,6 +34,7 @@ REFUSED = {  # kind and option of the error → command lines
     "unknown task": ["finetune --task precedes", "augment --task qa"],
     "unknown objective": ["pretrain --model bert.json --objective mlm+spam"],
     "malformed lora": ["finetune --lora 8"],
+    "malformed name": ["suite glues --data glue"],
     "missing data": ["evaluate"],
     "conflict data": ["evaluate --data shards --pairs data.tsv"],
     "conflict length": ["finetune --length 2", "evaluate --pairs data.tsv --length 8"],
