@@ -1,10 +1,12 @@
 """REFUSED: what no option of a kind takes. Each option, and each rule between options, is tried by its declaration."""
 
+import re
 from itertools import combinations
 from math import inf, nan
 
 import pytest
 from support.commands import refused, refuses
+from support.data import ROOT
 
 from bertdata import BertdataError
 from bertrain import config, options
@@ -62,6 +64,7 @@ CHECKS = {
 
 TAKE_WORDS = (options.TEXT, options.FLAG, config.TEXTS, config.DIRECTORY, config.PATTERN, config.TABLES)
 OPTIONS, GIVEN = all_options(), {"data": "d"}
+WITH_MUON = ("muon_rate", "muon_momentum")
 RULES = [rule for kind in (Config, *options_of_methods().values()) for rule in kind.rules]
 
 
@@ -115,3 +118,21 @@ def test_an_option_that_is_of_another_one_is_left_out_where_that_one_changes(nam
     of, given = OPTIONS[name].metadata["of"], {name: tried(name)[0]}
     assert layered(given, {of: OPTIONS[of].default}) == given | {of: OPTIONS[of].default}
     assert layered(given, {of: "other"}) == {of: "other"}
+
+
+RESUMED = {  # what a resumed run may change, and what is compared by content; all other options stay
+    "told": "steps epochs tokens schedule decay_share share phase",
+    "free": "out micro_batch_size attention compile gradient_checkpointing save_every save_at keep resume eval_every "
+    "log_every log_to",
+    "content": "data model init teacher_cache teacher discriminator",
+}
+
+
+def test_phases_set_what_the_page_names_and_resumed_runs_change_what_they_may():
+    page = (ROOT / "docs" / "phases.md").read_text().split("## What a phase may set")[1].partition("All other")[0]
+    of_phases = {name for name, option in OPTIONS.items() if option.metadata["phase"]}
+    assert of_phases == {*re.findall(r"`(\w+)`", page), *config.DURATIONS}
+    for kind, names in RESUMED.items():
+        assert {name for name, option in OPTIONS.items() if option.metadata["resume"] == kind} == {*names.split()}
+    of = {name: option.metadata["of"] for name, option in OPTIONS.items() if option.metadata["of"]}
+    assert of == {"weights": "data", "decay_share": "schedule"} | dict.fromkeys(("lr", *WITH_MUON), "optimizer")
