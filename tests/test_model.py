@@ -49,10 +49,10 @@ def test_what_must_fit_the_data_is_changed_and_said(dataset, tmp_path):
         assert config[name] == value
     assert max_length(weights.config) == 32
     assert weights.roberta.embeddings.word_embeddings.padding_idx == weights.config.pad_token_id == 0
-    path.write_text(json.dumps(ONE_LAYER | {"vocab_size": special.vocab_size + 46}))  # a multiple of 128
-    weights, warnings = new_model(str(path), special, length=32, seed=0)
-    assert warnings == []
-    assert weights.config.vocab_size == special.vocab_size + 46
+    for more, kept in ((46, 46), (127, 127), (128, 0)):  # the first is a multiple of 128
+        path.write_text(json.dumps(ONE_LAYER | {"vocab_size": special.vocab_size + more}))
+        weights, warnings = new_model(str(path), special, length=32, seed=0)
+        assert (len(warnings), weights.config.vocab_size) == (not kept, special.vocab_size + kept)
 
 
 def test_a_name_of_the_hub_is_read_from_the_cache_of_transformers(dataset, tmp_path, monkeypatch):
@@ -138,9 +138,15 @@ def test_a_model_with_two_heads_is_loaded_with_one_in_silence(dataset, tmp_path,
     assert capfd.readouterr() == ("", "")
 
 
+BERTS = (2, 128, 512), (4, 256, 1024), (4, 512, 2048), (12, 768, 3072), (24, 1024, 4096)
+MODERNBERTS = (2, 128, 256), (6, 384, 576), (22, 768, 1152)
+SIZES = dict(zip(families.PRESETS, BERTS + MODERNBERTS, strict=True))  # layers, width, feed-forward width
+
+
 @pytest.mark.parametrize("name", families.PRESETS)
 def test_a_preset_has_positions_for_long_rows_and_the_settings_of_its_family(name):
     config, is_modern = families.preset(name, SPECIAL, length=32), name.startswith("modern")
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == SIZES[name]
     assert config.num_attention_heads == config.hidden_size // 64
     assert config.max_position_embeddings == (8192 if is_modern else 512)
     assert families.preset(name, SPECIAL, length=9000).max_position_embeddings == 9000
