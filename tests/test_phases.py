@@ -116,17 +116,20 @@ def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
     assert sum(phase.samples() for phase in made) == sum(rows for _, rows, _ in expected)
 
 
-BY_SIZE = {"data": ["x", "xx", "x" * 40], "steps": 3}
+BY_SIZE = {"data": ["x", "x" * 40], "steps": 3}
+ROTARY = {"rope_base": 10.0, "rope_base_local": 2.0, "trains": "h", "masking": "uniform", "objective": "diffusion"}
 WSD = {"steps": 100, "warmup": 0, "schedule": "wsd", "decay_share": 0.07, "lr": 1.0}
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (BY_SIZE | {"mix_temperature": 0.5}, "x 158114, xx 223607, " + "x" * 40 + " 1e+06"),
-        ({"steps": 40, "warmup_steps": 40, "lr": 1.0}, "rate 2.44e-02 to 9.76e-01"),
+        (BY_SIZE | {"mix_temperature": 0.5}, ": x 158114, " + "x" * 40 + " 1e+06, 256 rows"),
+        ({"steps": 40, "warmup_steps": 40, "lr": 1.0}, "rate 2.44e-02 to 9.76e-01, peak 9.76e-01 (linear)\n"),
+        (ROTARY, ", any share masked, rate 5.00e-04 to 1.25e-04"),
+        (ROTARY, ", peak 5.00e-04 (linear), trains h, rotary base 10 and 2\n"),
         ({"steps": 40, "warmup_steps": 41, "lr": 1.0}, "rate 2.00e-01 to 2.78e-02"),
-        (WSD, "to 7.42e-02"),  # 7 steps decay, where binary fractions give 8
+        (WSD, ": x, 256 rows of 128 tokens, 15% masked, rate 1.00e+00 to 7.42e-02"),  # 7 steps decay, not 8
         ({"phase": [{}, {"steps": 3}]}, ("conflict", "phase")),
         ({"phase": [{"steps": 3}, {"share": 0.5}]}, ("conflict", "phase")),
         ({"phase": [{"share": 0.5}, {"share": 0.4}]}, ("conflict", "phase")),
@@ -147,7 +150,7 @@ def test_plans(options, expected):
             resolve(config_of(**config), SIZES)
         return
     plan = Plan.make(config_of(**config), SIZES, world_size=1)
-    assert expected in "\n".join(plan.line(phase) for phase in plan.phases)
+    assert expected in "".join(f"{plan.line(phase)}\n" for phase in plan.phases)
 
 
 def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
