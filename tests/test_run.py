@@ -96,6 +96,7 @@ def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, cost
     flops = 6 * speed.flops_of_row(model_of(TINY, dataset), 32, slots)
     assert {(entry["tokens_per_s"], entry["flops_per_s"]) for entry in steps} == {(6 * 32, round(flops))}
     assert {entry["mfu"] for entry in steps} == {round(flops / 1e8, 4)}
+    assert all(entry["memory_bytes"] % 1024 == 0 and entry["memory_bytes"] > 1 << 27 for entry in steps)
     assert [entry["validation_s"] for entry in log if "validation_s" in entry] == [130] * 2
     times = json.loads((out / "run.json").read_text())["clock"]
     assert times == {"trained_s": 5, "compiled_s": 1, "evaluated_s": 260, "waited_s": 2000}
@@ -202,6 +203,8 @@ def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, li
         results.append([found[name] for name in ("loss", "accuracy", "targets", "samples")])
         assert (max(rows), encoder.training) == (min(24, most), True)
         assert results[-1] == pytest.approx(results[0], rel=1e-6)
+    total = found["loss"] * found["targets"]  # the losses of rows are added in float64
+    assert total != pytest.approx(torch.tensor(total).item(), rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------------------- doctor
