@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 import bertdata
 from bertdata.tokenize.spelling import Spelling, spelled
 from bertdata.tokenize.train import train_unigram
+from bertrain import evaluate
 from bertrain.commands import pairs
 from bertrain.ranks import World
 
@@ -89,7 +90,8 @@ def test_scores_are_those_of_the_papers_whatever_the_batches_and_the_ranks(check
         for places, world_size in ((10_000, 1), (1, 2), (30, 20)):
             limit(pairs_places=places)
             ranks = [Part(rank, world_size, CPU) for rank in range(world_size)]
-            shares = [pairs.log_likelihoods(encoder, rows, tokenizer, rank, score=score) for rank in ranks]
+            with torch.device("meta"):  # where a tensor would be that is not put on the device of the rank
+                shares = [pairs.log_likelihoods(encoder, rows, tokenizer, rank, score=score) for rank in ranks]
             assert np.sum(shares, axis=0) == pytest.approx(expected, abs=1e-4)
 
 
@@ -200,5 +202,11 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     expected = [
         (as_read(target), as_read(token)) for target, token in zip(batch.targets[used], best[used], strict=True)
     ]
+    found = evaluate.samples(learner(model), data, rows=2, best=1, split="validation", length=24)
+    spelling = Spelling(load(str(directory)).files["tokenizer.json"])
+    for ids, places, (_, masked) in zip(batch.input_ids, batch.masked_positions, found, strict=True):
+        tokens = [load(str(directory)).spell(token) for token in ids.tolist()]
+        around = [spelling.text(tokens[max(0, at - 5) : at + 6], {min(at, 5)}) for at in places.tolist()]
+        assert [text for text, *_ in masked] == around[: len(masked)]
     shown = [line for line in lines if line[1:] != ("target", "the")]
     assert shown == [("x" if target != token else " ", target, token) for target, token in expected]
