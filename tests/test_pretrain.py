@@ -56,6 +56,9 @@ def test_a_run_writes_its_configuration_its_log_and_checkpoints(finished, datase
     assert names(finished, "*step-*") == [f"step-{k:08d}" for k in range(1, 7)]
     assert (finished / "last").readlink() == Path("step-00000006")
     assert state.read(finished / "last").versions == card.versions()
+    for name in ("run.json", "last/trainer.json", "last/checkpoint.json", "last/tokenizer_config.json"):
+        text = (finished / name).read_text().rstrip("\n")  # of lines, for people
+        assert text == json.dumps(json.loads(text), indent=1)
 
 
 def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(finished, dataset):
@@ -99,6 +102,7 @@ def test_a_checkpoint_is_complete_if_its_index_lists_all_of_it_and_none_is_a_lin
     assert names(copied, "damaged-*") == [f"damaged-0000000{each}" for each in ("4", "4-2", "5", "6")]
     assert contents(copied / "damaged-00000006") == before
     newest.rename(copied / "step-100000006")  # any number of digits
+    (copied / "step-00000002").rename(copied / "step-99999999")
     write(copied / ".step-100000009.tmp" / "model.safetensors", "unfinished")
     assert (checkpoint.choose(copied), names(copied, ".*.tmp")) == ((copied / "step-100000006", []), [])
 

@@ -45,7 +45,8 @@ def test_a_large_file_is_named_and_a_recipe_is_printed_by_the_first_rank_alone(o
     for file in (tmp_path / "run.toml", tmp_path / "run.json"):  # too large, which is named before it is parsed
         file.touch()
         os.truncate(file, 1 << 40)
-        refused(command(print), "--data", "d", "--config", file, kind="malformed", option="config", given=str(file))
+        how = {"kind": "malformed", "option": "config", "given": str(file), "says": "(more than 16 MiB)"}
+        refused(command(print), "--data", "d", "--config", file, **how)
     (tmp_path / "mine.toml").write_text("lr = 0.5\n")
     said, config = options_of("--config", tmp_path / "mine.toml")
     assert (config.optimizer, config.lr, said) == ("adamw", 0.5, "")

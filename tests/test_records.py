@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import sys
 from pathlib import Path
 from unittest.mock import Mock, call
@@ -327,15 +328,17 @@ def test_a_picture_and_a_page_are_both_written_of_any_path(tmp_path):
     evaluated = {"step": 1, "validation_loss": 1.0, "predictions": [["</script>"] * 3]}
     odd = [{"loss": "x", "lr": [], "validation_loss": {}}, {"change": 5}, {"change": {"lr": 5}}]
     odd += [{"stream": {"masking": 5}}]
-    log = [step(1, 3.0), evaluated, *({"step": 7} | entry for entry in odd)]
+    log = [step(1, 3.0, tokens_per_s=5), evaluated, *({"step": 7} | entry for entry in odd)]
     run = write(tmp_path / name, log, end="[" * 100_000)
     picture, html = tmp_path / "curves.png", tmp_path / "runs.html"
-    for about in ("[" * 100_000, "", "5", json.dumps({"config": {"data": name}})):
-        (run / "run.json").write_text(about)
+    config = json.dumps({"config": {"data": name, "model": "long"}}).encode().replace(b"long", b"\xff" * 250)
+    for about in (b"[" * 100_000, b"", b"5", config):
+        (run / "run.json").write_bytes(about)
         assert succeeds("bertrain", "plot", run, "--out", picture, "--html", html).output == f"{html}\n{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (1200, 800)  # two rows of two panels
     assert html.read_text().startswith("<!doctype html>")
     assert "<img" not in html.read_text()
     data = data_of(html.read_text())
     assert data["runs"][0]["name"].endswith("/<img src=x onerror=alert(1)>?<!--")
-    assert data["options"][0]["values"] == ["<img src=x onerror=alert(1)>?<!--"]
+    assert [row["values"] for row in data["options"]] == [["<img src=x onerror=alert(1)>?<!--"], ["\ufffd" * 200]]

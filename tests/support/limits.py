@@ -50,8 +50,6 @@ CONSTANTS = {
     "evaluated_places": "bertrain.evaluate.PLACES",
     "searched_repeats": "bertrain.lab.elastic.search.REPEATS",
     "pairs_places": "bertrain.commands.pairs.PLACES",
-    "pairs_shown": "bertrain.commands.pairs.MOST_SHOWN",
-    "read_bytes": "bertrain.commands.reading.MOST_BYTES",
     "teacher_bytes": "bertrain.lab.distillation.teacher.LIMIT_BYTES",
     "teacher_units": "bertrain.lab.distillation.teacher.MOST_UNITS",
     "augmented_together": "bertrain.lab.augment.TEXTS",
