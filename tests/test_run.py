@@ -143,6 +143,7 @@ def test_operations_are_counted_within_windows(local):
     with torch.device("meta"):
         model = ModernBertForMaskedLM(modern)
     assert speed.flops_of_row(model, 128, 20) == 6 * (128 * per_token + 20 * width * (width + 100))
+    assert speed.flops_of_row(torch.nn.Linear(2, 3), 5, 1) == 6 * 5 * 9  # which is no model of transformers
 
 
 # ------------------------------------------------------------------------------------- checkpoints beside training

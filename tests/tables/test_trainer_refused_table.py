@@ -38,6 +38,7 @@ REFUSED = {  # kind and option of the error → command lines
     "missing data": ["evaluate"],
     "conflict data": ["evaluate --data shards --pairs data.tsv"],
     "conflict length": ["finetune --length 2", "evaluate --pairs data.tsv --length 8"],
+    "malformed show": ["evaluate --data shards --length 8 --show -1"],
     "no-split split": ["evaluate --data shards --split none --length 8"],
     "conflict lora": [f"finetune --lora r=2,alpha=2 {more}" for more in ("--from-scratch", "--freeze all")]
     + [f"{LORA},target=decoder"],
