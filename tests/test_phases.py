@@ -127,7 +127,7 @@ WSD = {"steps": 100, "warmup": 0, "schedule": "wsd", "decay_share": 0.07, "lr": 
         (BY_SIZE | {"mix_temperature": 0.5}, ": x 158114, " + "x" * 40 + " 1e+06, 256 rows"),
         ({"steps": 40, "warmup_steps": 40, "lr": 1.0}, "rate 2.44e-02 to 9.76e-01, peak 9.76e-01 (linear)\n"),
         (ROTARY, ", any share masked, rate 5.00e-04 to 1.25e-04"),
-        (ROTARY, ", peak 5.00e-04 (linear), trains h, rotary base 10 and 2\n"),
+        (ROTARY | {"phase": [{"layers": 1}], "steps": 4}, "(linear), layers 1, trains h, rotary base 10 and 2\n"),
         ({"steps": 40, "warmup_steps": 41, "lr": 1.0}, "rate 2.00e-01 to 2.78e-02"),
         (WSD, ": x, 256 rows of 128 tokens, 15% masked, rate 1.00e+00 to 7.42e-02"),  # 7 steps decay, not 8
         ({"phase": [{}, {"steps": 3}]}, ("conflict", "phase")),
