@@ -14,6 +14,7 @@ from pathlib import Path
 
 import any_tokenizer
 import numpy as np
+import pyarrow as pa
 import pytest
 from any_tokenizer import GPT2_RULE, LLAMA3_RULE
 from hypothesis import example, given, settings
@@ -346,6 +347,8 @@ def test_the_kernel_is_compiled_once_for_all_tokenizers_and_sources(tmp_path, vo
     """And once more for ids of four bytes. Any other type of an argument would compile it again, for seconds."""
     for name in KINDS:
         kind(name).encode(*joined(["a"]), sentences=False)
+    for some in (["a"], [], pa.array(["a"]), pa.array(["a"], pa.large_string()), pa.array([], pa.string())):
+        bertdata.Tokenizer(kind("GPT-2")).encode_batch(some)
     for texts in ([put(tmp_path / "text", "a")], iter(["a"])):
         build(texts, tmp_path / "out", tokenizer=vocab, overwrite=True)
     assert len({str(each).replace("uint32", "uint16") for each in encode_words.signatures}) == 1
@@ -588,6 +591,18 @@ def test_only_the_documents_of_the_offsets_are_encoded():
         for sentences in (False, True):
             found = tokenizer.encode(bytearray(data), offsets[first : last + 1], sentences=sentences)
             assert plain(found) == by_library(tokenizer, texts[first:last], sentences=sentences)
+
+
+def test_text_behind_4_gib_has_the_same_ids():
+    """The bytes before it are not read."""
+    texts = ["the \u302e\n\nriver\n", "水 a  <tag>|||IP||| 'tis\u0301 \u1680\u0307 ", "x" * 70 + "\n \u302eab"]
+    (data, offsets), first = joined(texts), (1 << 32) + 5
+    text = np.zeros(first + len(data) + 100, np.uint8)
+    text[first : first + len(data)] = np.frombuffer(data, np.uint8)
+    for name in ("OLMo", "XLM-R", "WordPiece at spaces"):
+        for sentences in (False, True):
+            found = kind(name).encode(text, first + offsets, sentences=sentences)
+            assert plain(found) == by_library(kind(name), texts, sentences=sentences)
 
 
 # ------------------------------------------------------------------------------------------------------------ threads
