@@ -30,7 +30,7 @@ class Refused(str):
 
 
 class Warns(str):
-    """Other ids than AutoTokenizer gives, and what the warning names; "": the same ids without a warning."""
+    """Other ids than AutoTokenizer gives, and all that the warning names; "": the same ids without a warning."""
 
 
 AS_TRANSFORMERS = Warns("")
@@ -99,6 +99,7 @@ TEMPLATES = {  # name → post_processor; and whether it tells two texts apart, 
 MODEL = BertForMaskedLM(BertConfig(num_hidden_layers=0, vocab_size=8))
 MAP, ADDED, CONFIG = "special_tokens_map.json", "added_tokens.json", "config.json"
 DECODER = {str(number): token(content, special=True) for number, content in enumerate(SPECIALS)}
+OF_CASE, OTHERS = "do_lower_case, strip_accents", "the token '<new>', the token 'b', the token 'c'"
 BY_TYPE = {"tokenizer_config.json": {}, CONFIG: {"model_type": "electra"}}
 GAP = {"mask_token": "<gap>"}
 JAPANESE = {"tokenizer_class": "BertJapaneseTokenizer", "model_type": "bert"}
@@ -172,14 +173,15 @@ DIRECTORIES = [
     # ----------------------------------------------------------------------------------- settings beside tokenizer.json
     ("json", saved(LIKE_BERT), AS_TRANSFORMERS),
     ("json: flags of no kind", saved({"do_lower_case": False, "pad_token": "[PAD]"}), AS_TRANSFORMERS),
-    ("json: case", saved(LIKE_BERT, lowercase=False), Warns("do_lower_case")),
-    ("json: a type", saved({}, lowercase=False) | {CONFIG: {"model_type": "nomic_bert"}}, Warns("do_lower_case")),
+    ("json: case", saved(LIKE_BERT, lowercase=False), Warns(OF_CASE)),
+    ("json: a type", saved({}, lowercase=False) | {CONFIG: {"model_type": "nomic_bert"}}, Warns(OF_CASE)),
     ("json: no such class", saved({"tokenizer_class": "ErnieTokenizer"}, lowercase=False), AS_TRANSFORMERS),
     ("json: words", saved(LIKE_BERT, edit=("BertPreTokenizer", "WhitespaceSplit")), Warns("tokenizer_class")),
     ("json: NFC", saved(LIKE_GPT, BPE, edit=TO_NFC), Warns("tokenizer_class")),
     ("json: accents", saved(LIKE_BERT | {"strip_accents": False}), Warns("strip_accents")),
     ("json: Chinese", saved(LIKE_BERT | {"tokenize_chinese_chars": False}), Warns("tokenize_chinese_chars")),
-    ("json: others", saved({"additional_special_tokens": ["<new>"]}), Warns("the token '<new>'")),
+    ("json: others", saved({"additional_special_tokens": ["<new>", *"bc"]}), Warns(OTHERS)),
+    ("json: one more", saved({"additional_special_tokens": ["<new>", *"bcd"]}), Warns(f"{OTHERS}, and 1 more")),
     ("json: mask", saved(GAP | {"sep_token": "[SEP]"}), Warns("the token '<gap>'")),
     ("json: added", saved(LIKE_BERT) | {ADDED: {"<new>": 29}}, Warns("the token '<new>'")),
     ("json: space", saved(LIKE_GPT | {"add_prefix_space": True}, BPE), Warns("add_prefix_space")),
@@ -217,7 +219,7 @@ def test_a_directory_gives_the_ids_of_transformers(tmp_path, files, expected):
         assert found == [*expected.values()]
         return
     theirs, special = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False), ours.loaded.special
-    warned = [note.partition("(")[2].partition(")")[0].partition(", ")[0] for note in ours.loaded.notes]
+    warned = [note.partition("(")[2].partition(")")[0] for note in ours.loaded.notes]
     assert warned == [expected] * (expected != "")
     assert (found == theirs(TEXTS, add_special_tokens=False)["input_ids"]) == (expected == "")
     if "[UNK]" in texts.get("vocab.txt", ""):
