@@ -110,10 +110,11 @@ def test_text_that_a_tokenizer_cannot_take_is_named_or_skipped(tmp_path, limit, 
 
 
 def test_a_tokenizer_that_is_too_large_is_named_before_it_is_read(tmp_path):
-    for name in ("tokenizer.json", "vocab.txt"):
+    for name, size in (("tokenizer.json", 1 << 40), ("vocab.txt", (1 << 27) + 1)):
         with open(tmp_path / name, "wb") as file:
-            file.truncate(1 << 40)
-        with mock.patch.object(Path, "read_bytes", side_effect=AssertionError), refuses("too-large", "tokenizer"):
+            file.truncate(size)
+        too_large = refuses("too-large", "tokenizer", says=" more than 128 MiB")
+        with mock.patch.object(Path, "read_bytes", side_effect=AssertionError), too_large:
             load(str(tmp_path / name))
 
 
@@ -133,8 +134,10 @@ def test_a_panic_of_the_library_is_an_error_that_names_its_text_and_an_interrupt
         ours.source.library = mock.Mock(wraps=ours.library, encode_batch_fast=partial(failing, error))
         with expected:
             ours.encode(*joined(["a", f"a{marks} a{marks} b", f"b b{marks}", f"b{marks}"]), sentences=False)
-    with refuses("tokenizer-failed", "tokenizer", says="text 2: "):
-        bertdata.Tokenizer(nobody).encode_batch(["hello", "hello", "nobody"], workers=2)
+    long = "nobody " * 9
+    begin = f"text 2: `tokenizers` fails on the text that begins with {long[:40]!r}: "
+    with refuses("tokenizer-failed", "tokenizer", says=begin):
+        bertdata.Tokenizer(nobody).encode_batch(["hello", "hello", long], workers=2)
 
 
 # -------------------------------------------------------------------------------------------------------- where from
@@ -155,7 +158,8 @@ def test_the_special_tokens_of_esm_have_roles_where_nothing_else_has_them():
 
 @pytest.mark.parametrize("vocabulary", [{}, {"[UNK]": 0, "a": 1 << 24}, {"[UNK]": 0, "a": (1 << 32) - 1}])
 def test_a_vocabulary_that_is_empty_or_has_an_id_that_is_never_stored_is_refused(vocabulary):
-    with refuses("tokenizer-unreadable", "tokenizer"):
+    says = f"the id {1 << 24}, and ids up to {(1 << 24) - 1} can " if vocabulary.get("a") == 1 << 24 else "is empty"
+    with refuses("tokenizer-unreadable", "tokenizer", says=says):
         loaded(tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")))
     loaded(tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": (1 << 24) - 1}, unk_token="[UNK]")))
 

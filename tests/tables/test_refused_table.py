@@ -79,7 +79,6 @@ VALUES = {  # kind and option of the error → values of this option of build
     **{f"unknown {option}": ["page"] for option in ("sentences", "documents", "on_error", "type")},
     "bad-function map": [[spec] for spec in SPECS],
     "bad-function words": SPECS,
-    "function-failed words": ["builtins:len"],
     "needs-option include": [["*.rst"]],
     "needs-option exclude": [["*.rst"]],
     "malformed inputs": [5, ["t.txt", ""]],
@@ -110,6 +109,8 @@ BUILDS = [  # options of build, kind and option of the error, and perhaps what i
     ({"inputs": iter([b"\xff" * 9999])}, "not-text inputs", "; correct its items"),
     ({"inputs": iter(['"a"', "a"]), "map": ["json:loads"]}, "function-failed map", "item 2 of the iterable: "),
     *[({"inputs": iter(wrong)}, "bad-row inputs", " of type ") for wrong in (["a", 5], [b"a", None], b"a", [Path()])],
+    ({"inputs": iter(["a" * 41]), "words": "builtins:len"}, "function-failed words", f" begins with {'a' * 40!r};"),
+    ({"inputs": iter(["a" * 41]), "words": "builtins:set"}, "bad-function words", f" begins {'a' * 40!r};"),
     ({"inputs": "d", "include": ["*.rst"]}, "no-match inputs"),
 ]
 NO_IDS = [[10], "11"], np.arange(9), [[10], [], [1.5]], [[[10]]], [[10], [[10], [11, 12]]], [np.array([2**70])]
