@@ -51,14 +51,17 @@ def test_ids_of_many_texts(both, texts, add_special_tokens, workers):
 
 
 def test_a_pickle_and_a_forked_process_have_threads_of_their_own(both):
-    _, ours = both
-    texts = ["the river"] * 64
-    expected = ours.encode_batch(texts, workers=2)[0].tolist()
+    """And tables: what the process encodes does not change the words that are known here."""
+    theirs, ours = both
+    texts, new = ["the river"] * 64, ["zqxjkvzqxjkv wvzqjxkvzqjxk"]
+    expected = ours.encode_batch(texts)[0].tolist()
     assert pickle.loads(pickle.dumps(ours)).encode_batch(texts, workers=2)[0].tolist() == expected
     if not (pid := os.fork()):
         signal.alarm(20)
+        ours.encode_batch(new)
         os._exit(ours.encode_batch(texts, workers=2)[0].tolist() != expected)
     assert os.waitpid(pid, 0)[1] == 0
+    assert ours.encode_batch(new)[0].tolist() == theirs(new[0], add_special_tokens=False).input_ids
 
 
 def test_tables_in_the_cache_give_the_same_ids_whatever_happens_to_them(both, tmp_path, cache, monkeypatch, limit):
@@ -79,8 +82,15 @@ def test_tables_in_the_cache_give_the_same_ids_whatever_happens_to_them(both, tm
         for path, content in kept.items():
             path.write_bytes(damaged(content))
         assert kept_after_encoding() == kept
+    first, old, older = next(iter(kept)), cache / "tokenizers" / "z", cache / "tokenizers" / "0"
+    for time, path in enumerate((older, old)):  # which are the first to go
+        put(path, "ab")
+        os.utime(path, (time, time))
+    limit(kept_bytes=sum(map(len, kept.values())) + 2)
+    first.unlink()
+    assert kept_after_encoding() == kept | {old: b"ab"}
     limit(kept_bytes=0)
-    next(iter(kept)).unlink()
+    first.unlink()
     assert kept_after_encoding() == {}
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "tokenizer.json"))  # a file
     assert kept_after_encoding() == {}
