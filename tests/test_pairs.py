@@ -167,8 +167,8 @@ SPELT = {  # token → as it is shown alone; tokens, and as they are shown in a 
     "wordpiece": ({"##s": "##s"}, ["river", "##s", "the"], "river>s< the"),
     "byte-level": (
         {"Ġbe": "␣be", "ultÃ¤t": "ultät", "Ã": r"\xc3", "Ċ": r"\n", "Ġ": "␣"},
-        ["Ġto", "Ġ", "Ã", "¤"],
-        "to >␣<ä",
+        ["Ġto", "Ġ", "Ã", "¤", "Ã"],
+        "to >␣<ä\ufffd",
     ),
     "unigram": ({"▁the": "␣the"}, ["▁the", "▁ri", "ver"], "the >ri<ver"),
 }

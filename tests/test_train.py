@@ -41,8 +41,11 @@ def test_a_trained_tokenizer_is_exact_and_transformers_reads_it(kind, cased, tmp
     assert takes_space == ["[MASK]"] * (kind != "wordpiece")
     assert 200 < trained.special.vocab_size <= 450
     assert (trained.special.roles(), trained.special.special_ids) == (ROLES, (0, 1, 2, 3, 4))
+    file = trained.files["tokenizer.json"].decode()
+    assert file == json.dumps(json.loads(file), ensure_ascii=False, indent=1) + "\n"
     again = load(str(tmp_path / "t"))
     assert (again.files, again.special) == (trained.files, trained.special)
+    assert again.decode([2, 4]).replace(" ", "") == "[CLS][MASK]"
     theirs = AutoTokenizer.from_pretrained(str(tmp_path / "t"))
     assert {role: getattr(theirs, f"{role}_token_id") for role in ROLES} == ROLES
     assert theirs("the river").input_ids == [2, *usable.encode_batch(["the river"])[0].tolist(), 3]
@@ -101,8 +104,10 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
     assert {*"thesonfriv"} <= known
     assert len({*chinese} - known) == left_out
     if kind == "unigram":  # its characters that training removes get scores in their own order
-        scores = [score for token, score in sorted(trained.source.content["model"]["vocab"]) if token in chinese]
+        vocabulary = sorted(trained.source.content["model"]["vocab"])
+        scores = [score for token, score in vocabulary if token in chinese]
         assert scores == sorted(scores) != sorted(scores, reverse=True)
+        assert all(abs(score - round(score, 3)) < 1e-9 for token, score in vocabulary if len(token) > 1)
     assert [line.partition(";")[0] for line in done.stderr.splitlines() if "warning" in line] == warnings
 
 
