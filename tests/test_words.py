@@ -432,6 +432,7 @@ def test_ids_of_any_size(largest):
     texts = [" " + " ".join(map(str, numbers)), f" {largest}"]
     assert_exact(tokenizer, [*texts, TEXT])
     assert ids_of(tokenizer, texts) == [[*numbers], [largest]]
+    assert [tokenizer.spell(number) for number in (largest - 300, largest)] == [f"<{largest - 300}>", f"Ġ{largest}"]
     assert tokenizer.token_dtype == ("<u2" if largest < 1 << 16 else "<u4")
     assert (tokenizer.engine.name is None) == (tokenizer.engine.why_slow is not None) == (largest > (1 << 20) - 2)
 
