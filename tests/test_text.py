@@ -20,6 +20,7 @@ from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import TEXT_PADDING, first_invalid
 
 KINDS, BLOCK_BYTES = st.sampled_from(["blank", "line", "file"]), st.sampled_from([1, 3, 64, 1 << 20])
+FAR = 2**33  # bytes from one line to the next
 LONG = [  # with what ends a document, or is invalid, where words of 64 bytes end
     [b"a" * 64 + b"\n" + b"b" * 63 + b"\xe2\x82\n\n" + b"c" * 128 + b"\r"],
     [b"\xff" + b"a" * 70 + b"\n" + b"\xc3\xa9" * 70 + b"\n\n"],
@@ -133,10 +134,10 @@ ROWS = [
 
 
 def lines_of(rows):
-    """Documents of these lines, which begin at multiples of 1000."""
-    starts, ends = np.arange(len(rows)) * 1000, np.append(0, np.cumsum([len(row) + 1 for row in rows]))
+    """Documents of these lines, which begin at multiples of FAR."""
+    starts, ends = np.arange(len(rows)) * FAR, np.append(0, np.cumsum([len(row) + 1 for row in rows]))
     bad = [reference.first_invalid(row, 0) for row in rows]
-    invalid = np.array([-1 if index is None else 1000 * n + index for n, index in enumerate(bad)])
+    invalid = np.array([-1 if index is None else FAR * n + index for n, index in enumerate(bad)])
     text = np.frombuffer(b"\n".join([*rows, bytes(TEXT_PADDING)]), np.uint8)
     none = np.zeros(len(rows), np.int64)
     return Documents(text, ends, starts, none, invalid, none, none)
@@ -157,7 +158,7 @@ def test_a_block_of_json_lines_is_what_its_lines_are(key_and_rows):
     key, every = key_and_rows
     for rows in (every, *([row] for row in every)):
         some = texts_of(lines_of(rows), key)
-        texts = dict.fromkeys(range(0, 1000 * len(rows), 1000))
+        texts = dict.fromkeys(range(0, FAR * len(rows), FAR))
         for number, start in enumerate(some.starts.tolist()):
             a, b = some.offsets[number : number + 2]
             texts[start] = some.text[a : b - 1].tobytes(), int(some.replaced[number])

@@ -19,7 +19,7 @@ import pytest
 from any_tokenizer import GPT2_RULE, LLAMA3_RULE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.data import SPECIALS, build, ids_of, joined, make_text, plain, word_list
+from support.data import SPECIALS, build, ids_of, import_ids, joined, make_text, plain, word_list
 from support.disk import put
 from support.encoding import assert_exact, by_library, loaded, tokenizer_json
 from support.families import fast
@@ -28,8 +28,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from tokenizers.normalizers import Replace
 
 import bertdata
+from bertdata.sources.kernels import cut
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.kernels.words import encode_words
+from bertdata.write.kernels import count_literals, count_special
 
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -343,15 +345,26 @@ def test_ids_are_those_of_the_library(name, texts):
         assert_exact(kind(name), texts, sentences=sentences)
 
 
-def test_the_kernel_is_compiled_once_for_all_tokenizers_and_sources(tmp_path, vocab):
-    """And once more for ids of four bytes. Any other type of an argument would compile it again, for seconds."""
+ARGUMENTS = {  # types of the numbers in the arguments behind the first
+    count_literals: "int64 uint8 int64 uint8 int64",
+    count_special: "int32 int64 int64",
+    cut: "int64 int64 bool bool uint8 int64 int64 int64 int64",
+}
+
+
+def test_kernels_are_compiled_once_for_all_tokenizers_and_sources(tmp_path, vocab):
+    """And once more for ids of four bytes. Any other type of an argument would compile one again, for seconds."""
     for name in KINDS:
         kind(name).encode(*joined(["a"]), sentences=False)
     for some in (["a"], [], pa.array(["a"]), pa.array(["a"], pa.large_string()), pa.array([], pa.string())):
         bertdata.Tokenizer(kind("GPT-2")).encode_batch(some)
     for texts in ([put(tmp_path / "text", "a")], iter(["a"])):
         build(texts, tmp_path / "out", tokenizer=vocab, overwrite=True)
+    import_ids(iter([[10], np.array([11], np.uint64)]), tmp_path / "ids", tokenizer=vocab)
     assert len({str(each).replace("uint32", "uint16") for each in encode_words.signatures}) == 1
+    for kernel, types in ARGUMENTS.items():
+        found = {" ".join(re.findall(r"\b(?:u?int\d+|bool)\b", str(each))[1:]) for each in kernel.signatures}
+        assert found == {types}
 
 
 def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
