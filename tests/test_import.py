@@ -42,7 +42,10 @@ def each_one_sequence(documents):
 
 def exported(dataset, directory):
     """The rows of the files of an export."""
-    return [row for file in export(dataset, directory) for row in pq.read_table(file)["input_ids"].to_pylist()]
+    progress, size = [], 2 * dataset.splits["train"].num_tokens
+    files = export(dataset, directory, progress=lambda *done: progress.append(done))
+    assert (progress, progress[-1]) == (sorted(progress), (size, size))
+    return [row for file in files for row in pq.read_table(file)["input_ids"].to_pylist()]
 
 
 @pytest.fixture
@@ -121,6 +124,7 @@ def nanogpt(ids, dtype="uint16"):
 
 
 EACH = megatron(each_one_sequence(DOCUMENTS))
+LONG_INDEX = struct.pack("<9sQBQQ2i2q3q", b"MMIDIDX\0\0", 1, 8, 2, 3, *[2**31 - 1] * 2, 0, 2**32 - 2, 0, 1, 2)
 INDEX, ROWS = EACH["a.idx"], [[], *DOCUMENTS, []]
 LLM_C = [
     reference.llm_c([SEP, 10, 11, SEP, 12], 20240520, 1, "uint16"),
@@ -136,6 +140,10 @@ def of_any_width():
             files, documents = nanogpt([10, 11, SEP] * 40 + end, dtype), [[10, 11, SEP]] * 40 + [end] * bool(end)
             yield files, {}, documents, f"a.bin as {guess}, "
             yield files, {"dtype": dtype}, documents
+    yield nanogpt([10] * 16, "uint32"), {}, [[10] * 16], "a.bin as uint32, "
+    yield nanogpt([10] * 15, "uint32"), {}, [[10, 0] * 15], "a.bin as uint16, "  # too few to tell
+    yield nanogpt([10, 11] * 13 + [10, 0] * 7), {}, [[10, 11] * 13 + [10, 0] * 7], "a.bin as uint16, "
+    yield nanogpt([10, 11] * 12 + [10, 0] * 8), {}, (*OUTSIDE, "byte 0: id 720906 ")  # 40 % of the pairs
     for dtype, at in {"uint32": 32, "int64": 64}.items():
         yield nanogpt([*[10] * 8, 70_000, SEP] * 40, dtype), {}, (*OUTSIDE, f"a.bin, byte {at}: id 70000 ")
 
@@ -169,6 +177,8 @@ IMPORTS = [  # files, options, documents or an error with its option and what it
     *[({"a.bin": content[:-1]}, {}, ("cut-short", "inputs", "a.bin")) for content in LLM_C],
     ({"a.bin": LLM_C[0][:-2] + b"\x52\0"}, {}, (*OUTSIDE, "a.bin, byte 1032: id 82 ")),
     (megatron([[[10, 11]], [[12, 81, 82]]], "int32"), {}, (*OUTSIDE, "a.bin, byte 16: id 82 ")),
+    (megatron([[[10, 2**32 + 10]]], "int64"), {}, (*OUTSIDE, "a.bin, byte 8: id 4294967306 ")),
+    ({"a.bin": b"", "a.idx": LONG_INDEX}, {}, ("cut-short", "inputs", "the 8,589,934,588 of its .idx")),
     (megatron([[[*[10] * 63, 82]]]), {}, (*OUTSIDE, "a.bin, byte 126: id 82 ")),  # as 64 ids are looked at together
     (megatron([[[*[10] * 70, -2]]], "int8"), {}, (*OUTSIDE, "a.bin, byte 70: id -2 ")),
     *[(EACH | {"a.idx": new}, {}, ("cut-short", "inputs", "a.idx")) for new in (INDEX[:20], INDEX[:-1], INDEX + b"5")],
@@ -196,8 +206,9 @@ def test_files_give_these_documents(tmp_path, monkeypatch, take, limit, row):
     files, options, expected, *said = row
     limit(block_ids=5, rows_of_ids=2, most_listed=0)  # no tables of shards with documents of no ids
     monkeypatch.chdir(write_all(tmp_path, files))
-    notes = []
+    notes, progress = [], []
     options = {"inputs": next(iter(files)), "say": notes.append} | SMALL | options
+    options["progress"] = lambda *done: progress.append(done)
     if isinstance(expected, tuple):
         with refuses(*expected[:2], says=expected[2]):
             take(**options)
@@ -206,6 +217,8 @@ def test_files_give_these_documents(tmp_path, monkeypatch, take, limit, row):
     dataset = take(**options)
     assert exported(dataset, tmp_path / "back") == expected
     assert stored(dataset) == [document for document in expected if document]
+    assert (progress, progress[-1][0]) == (sorted(progress), progress[-1][1])
+    assert len({*progress}) > len(expected) / 3 or any("arrow" in name for name in files)  # Arrow reads to the end
     notes = [note for note in notes if note.startswith("reads ")]  # and not that kernels are compiled
     assert all(part in note for part, note in zip(said, notes, strict=True))
     kind, end_token = ("nanogpt", options.get("end_token", "[SEP]")) if "a.bin" in files else ("rows", None)
@@ -303,9 +316,11 @@ def test_an_export_replaces_nothing_but_what_a_kill_left(tmp_path, dataset, monk
 
 
 def test_a_damaged_dataset_is_not_exported(tmp_path, take):
-    take(write_all(tmp_path, megatron([[], *each_one_sequence(DOCUMENTS)])) / "a.idx")
-    path = tmp_path / "out" / "train-00000.empty.npy"
-    put(path, path.read_bytes()[:128] + struct.pack("<Q", 77))
-    with refuses("damaged"):
-        export(bertdata.open(tmp_path / "out"), tmp_path / "back")
-    assert any("train-00000.empty.npy" in fault for fault in faults_of(tmp_path / "out"))
+    write_all(tmp_path, megatron([[], *each_one_sequence(DOCUMENTS)]))
+    for name, wrong in (("empty", [6]), ("empty", [2**32]), ("documents", [0, 4, 2**32 + 6, 14, 16, 20])):
+        take(tmp_path / "a.idx", overwrite=True)
+        path = tmp_path / "out" / f"train-00000.{name}.npy"
+        put(path, path.read_bytes()[:128] + np.array(wrong, np.uint64).tobytes())
+        with refuses("damaged"):
+            export(bertdata.open(tmp_path / "out"), tmp_path / "back")
+        assert any(path.name in fault for fault in faults_of(tmp_path / "out"))
