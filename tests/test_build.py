@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from reference import keys
 from support.commands import refuses
 from support.data import build, faults_of, import_ids, make_text
 from support.disk import before_rename, contents, failing, published, put
+from support.limits import CONSTANTS
 from support.sources import stopped, units_in
 
 import bertdata
@@ -87,6 +89,8 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, limit, kind, shard_size
     for name, (stored, ends, lines) in shards.items():
         assert dataset.array(name, "tokens").tolist() == stored
         assert dataset.array(name, "documents").tolist() == ends
+        record, unit = json.loads((dataset.path / f"{name}.json").read_bytes()), int(name[-5:])
+        assert record["input"] == {"start": unit * shard_size, "stop": (unit + 1) * shard_size}
         if sentences == "line":
             assert dataset.array(name, "sentences").tolist() == lines
     for name in ("documents", "dropped_documents", "replaced_characters", "text_bytes"):
@@ -98,6 +102,13 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, limit, kind, shard_size
     assert progress[-1] == (base, base)
     assert len(progress) >= base / block_bytes / 2 or kind == "file"
     assert faults_of(dataset.path) == []
+
+
+def test_limits_are_those_of_the_documentation(tmp_path, text):
+    build(text, tmp_path / "out", vocab_size=90, dedup=True)
+    limits = {"block_bytes": 4 << 20, "longest_document": 256 << 20, "longest_row": 64 << 20, "part_bytes": 16 << 20}
+    limits |= {"sample_bytes": 100 << 20, "stretch_bytes": 1 << 20, "hashes_together": 1 << 20, "chunk": 1 << 17}
+    assert {name: pkgutil.resolve_name(CONSTANTS[name]) for name in limits} == limits
 
 
 # ------------------------------------------------------------------------------------------------- stopped and resumed
@@ -146,6 +157,11 @@ def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a
         build(put(tmp_path / "blank", b"\n"), tmp_path / "out", **options)
     build(text, tmp_path / "out", **options)
     assert published(tmp_path / "out") == expected
+    for name in ("bare", "complete"):  # nothing is moved
+        (tmp_path / name / ".build").mkdir(parents=True)
+        with refuses("empty", "inputs"):
+            build(tmp_path / "blank", tmp_path / name, **options)
+        assert not (tmp_path / name / ".build").exists()
 
 
 def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tmp_path, text, vocab):

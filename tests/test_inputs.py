@@ -261,8 +261,8 @@ def test_a_part_is_made_by_one_process_at_a_time_and_missing_ones_are_told(tmp_p
     with refuses("parts-missing", "out", given={2: ["2/2"], 3: ["2/3", "3/3"]}):
         finish(out)
     build(corpus, out, part=(1, 2), **options)
-    for name, kind, call in (
-        ("part-1-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(0, 3), **options)),
+    for name, kind, call, *says in (
+        ("part-2-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options), "part 2/3 of "),
         ("lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options)),
         ("lock", fcntl.LOCK_SH, lambda: build(corpus, out, **options)),
         ("lock", fcntl.LOCK_SH, lambda: build(corpus, out, overwrite=True, **options)),
@@ -271,7 +271,7 @@ def test_a_part_is_made_by_one_process_at_a_time_and_missing_ones_are_told(tmp_p
         put(out / ".build" / name, "12345")
         with open(out / ".build" / name) as lock:
             fcntl.flock(lock, kind)
-            with refuses("busy", given="12345"):
+            with refuses("busy", given="12345", says="".join(says)):
                 call()
     (out / ".build" / "unit-00003.json").unlink()
     with refuses("parts-missing", "out", given=["unit-00003.json"]):
