@@ -64,11 +64,20 @@ built = functools.partial(succeeds, "bertdata", "build")
 
 def test_an_empty_split_is_warned_of(tmp_path, vocab):
     text = write(tmp_path / "one", "the stone")
-    for share, *said in ((0.01, "larger --valid"), (0.999, "smaller --valid"), (0,)):
-        result = built(text, "--out", tmp_path / str(share), "--tokenizer", vocab, "--validation", share)
-        assert result.stdout.endswith(f"{bertdata.open(tmp_path / str(share)).dataset_id}\n")
+    share_of = "its share is {} of 1 document; build with a {} --valid".format
+    for share, *said in ((0.01, share_of(0.01, "larger")), (0.999, share_of(0.001, "smaller")), (0,)):
+        out = tmp_path / str(share)
+        result = built(text, "--out", out, "--tokenizer", vocab, "--validation", share)
+        assert result.stdout == f"{out}: 1 document, 3 tokens\ndataset_id {bertdata.open(out).dataset_id}\n"
         assert result.stderr.count("\n") == bool(said)
         assert all(each in result.stderr for each in said)
+
+
+def test_sizes_are_in_bytes_or_in_units_of_1000_or_1024():
+    build = PROGRAMS["bertdata"].get_command(None, "build")
+    sizes = {"1": 1, "2.5 kB": 2500, "3M": 3_000_000, "4gb": 4_000_000_000, "1.5KiB": 1536, "6mib": 6 << 20}
+    for text, size in (sizes | {"7Gi": 7 << 30, str(2**62 - 512): 2**62 - 512}).items():
+        assert build.make_context("build", ["--out", "o", "--shard-size", text]).params["shard_size"] == size
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,8 @@ def inspected(*arguments):
 def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     arguments = [dataset.path, "--length", 32, "--global-batch-size", 10, "--world-size", 4]
     facts, text = inspected(*arguments), succeeds("bertdata", "inspect", *arguments).stdout
+    usual = "--length", 128, "--global-batch-size", 256, "--world-size", 1
+    assert inspected(dataset.path) == inspected(dataset.path, *usual) != facts
     assert facts["documents"] == len(dataset) == sum(split["documents"] for split in facts["splits"].values())
     assert facts["tokens"] == dataset.num_tokens == sum(split["tokens"] for split in facts["splits"].values())
     lengths, spread = sorted(map(len, dataset)), facts["tokens_per_document"]
@@ -192,6 +203,8 @@ def test_show_says_what_the_mask_did_and_what_follows(dataset):
         *map(list, zip(np.nonzero(chosen)[1], said, strict=True))
     ]
     assert {*said} == {"masked", "random", "kept"}
+    usual = "--length", 128, "--count", 1, "--sample", 0, "--seed", 0, "--split", "train"
+    assert shown("--masked", *usual) == succeeds("bertdata", "show", dataset.path, "--masked").stdout
     assert (
         shown("--masked", "--masking", "whole_word") == shown("--masked", "--policy", "whole_word") != shown("--masked")
     )
