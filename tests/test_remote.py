@@ -17,7 +17,7 @@ from support.limits import limits
 from support.servers import Handler, serving, use_server
 from support.sources import made
 
-from bertdata.remote import access, stores, web
+from bertdata.remote import stores, web
 
 ROWS = [f"the stone {number} under the river" for number in range(150)]
 TEXT = "\n\n".join(ROWS).encode()
@@ -158,10 +158,10 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
     urls, fail = faulty
     changed = ["changed", *["changed by date"] * (scheme == "http")]  # a server that sends no ETag
     for faults, kind, tries in (
-        (["500", "cut", "reset"], "server-failed", access.TRIES),
+        (["500", "cut", "reset"], "server-failed", 6),
         (["401", "403"], "access-denied", 1),
         (["404"], "not-found", 1),
-        (["400"], "server-unsuitable", 1),
+        (["400", "402", "499"], "server-unsuitable", 1),
         (changed, "changed", 2),
     ):
         for fault in faults:
@@ -171,8 +171,7 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
             )
             assert sentence.startswith(urls[scheme].partition("?")[0])
             assert "secret" not in sentence
-            assert Faulty.count >= tries
-            assert (Faulty.count > 2) == (tries > 2)
+            assert Faulty.count == tries
             assert not (tmp_path / "out").exists()
 
 
@@ -258,12 +257,12 @@ def test_the_files_of_the_aws_command_line_give_what_variables_do_not(bucket, tm
     with refuses("not-of-format") as caught:
         read("none")
     assert "a-secret" not in str(caught.value)
-    keys = "[work]\naws_access_key_id = k\naws_secret_access_key = s\naws_session_token = t\n"
+    keys = "[work]\naws_access_key_id = k\naws_secret_access_key = s\naws_session_token = t%1\n"
     paths = put(tmp_path / "c", "[profile work]\nregion = eu-central-1\n"), put(tmp_path / "k", keys)
     for name, path in zip(("CONFIG_FILE", "SHARED_CREDENTIALS_FILE"), paths, strict=True):
         monkeypatch.setenv(f"AWS_{name}", str(path))
     assert read("named") == len(ROWS)
-    assert stores.s3_config().items() >= {"region": "eu-central-1", "access_key_id": "k", "session_token": "t"}.items()
+    assert stores.s3_config().items() >= {"region": "eu-central-1", "session_token": "t%1"}.items()
     monkeypatch.setenv("AWS_DEFAULT_REGION", "x")
     assert "region" not in stores.s3_config()
 

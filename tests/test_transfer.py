@@ -3,6 +3,7 @@
 import multiprocessing
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -61,7 +62,9 @@ def test_what_comes_back_is_what_went_and_nothing_is_copied_twice(bucket, datase
     assert pull(url, tmp_path / "copy", progress=lambda *at: lock.unlink(missing_ok=True)) == dataset.dataset_id
     assert published(tmp_path / "copy") == published(dataset.path)
     assert faults_of(tmp_path / "copy") == []
-    opened = bertdata.open(url)
+    with ThreadPoolExecutor(3) as pool:  # the first one copies, others wait
+        opened, *others = pool.map(bertdata.open, [url] * 3)
+    assert {each.path for each in others} == {opened.path}
     assert opened.dataset_id == dataset.dataset_id
     assert opened.path.is_relative_to(cache)
     obstore.delete(stores.store_of(url), "shards/train-00000.tokens.npy")  # which nothing copies again
