@@ -64,8 +64,7 @@ def test_what_comes_back_is_what_went_and_nothing_is_copied_twice(bucket, datase
     assert faults_of(tmp_path / "copy") == []
     with ThreadPoolExecutor(3) as pool:  # the first one copies, others wait
         opened, *others = pool.map(bertdata.open, [url] * 3)
-    assert {each.path for each in others} == {opened.path}
-    assert opened.dataset_id == dataset.dataset_id
+    assert {(each.path, each.dataset_id) for each in others} == {(opened.path, dataset.dataset_id)}
     assert opened.path.is_relative_to(cache)
     obstore.delete(stores.store_of(url), "shards/train-00000.tokens.npy")  # which nothing copies again
     assert pull(url, tmp_path / "copy") == dataset.dataset_id

@@ -31,7 +31,7 @@ import bertdata
 from bertdata.sources.kernels import cut
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.kernels.words import encode_words
-from bertdata.write.kernels import count_literals, count_special
+from bertdata.write.kernels import count_literals, count_special, count_words
 
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -348,6 +348,7 @@ def test_ids_are_those_of_the_library(name, texts):
 ARGUMENTS = {  # types of the numbers in the arguments behind the first
     count_literals: "int64 uint8 int64 uint8 int64",
     count_special: "int32 int64 int64",
+    count_words: "int64 int64 int64",
     cut: "int64 int64 bool bool uint8 int64 int64 int64 int64",
 }
 
