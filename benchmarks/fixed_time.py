@@ -11,7 +11,7 @@ The other: `datasets` tokenizes and groups the text as run_mlm.py does, then tra
 DataCollatorForLanguageModeling trains as many steps as the minutes allow by trials of 10 and 30 steps, compiled or not,
 whichever gives more. Its recipe is run_mlm's: AdamW, a linear schedule, 15 % of the tokens masked independently. But
 its peak rate is 2e-3, as that of run_mlm, 5e-5, suits fine-tuning, with a warm-up and 128 rows a step. "ours, same
-recipe" trains as many steps with that recipe (SAME), so that only the engine differs.
+recipe" trains as many steps with that recipe (SAME) from the same initial weights, so that only the engine differs.
 
 All are then scored alike: masked loss as bits a byte on the same held-out shards. The script trains on the held-out
 documents too, as it gets all of the text. With --seeds N all are trained N times from the same shards and rows.
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -78,6 +77,7 @@ tokenizer = AutoTokenizer.from_pretrained(name)
 values = json.loads(config)
 values.pop("model_type")
 model = ModernBertForMaskedLM(ModernBertConfig(**values))
+model.save_pretrained(out + "/initial")
 model.set_attn_implementation(attention)
 arguments = TrainingArguments(
     output_dir=out, max_steps=int(steps), per_device_train_batch_size=int(rows), learning_rate=float(lr),
@@ -115,7 +115,7 @@ def build(corpus: str, tokenizer: str, scratch: Path) -> float:
 
 def options_of(scratch: Path, recipe: str, eager: bool) -> list[str]:
     """Options of bertrain for a run of ours."""
-    options = ["--data", scratch / "shards", "--model", scratch / "config.json", "--length", LENGTH]
+    options = ["--data", scratch / "shards", "--length", LENGTH]
     return [*map(str, options), *recipe.split(), "--precision", PRECISION, "--compile", "off" if eager else "on"]
 
 
@@ -178,16 +178,15 @@ def fitting(python: str, scratch: Path, rows: int, seconds: float, tokenizer: st
 @click.argument("tokenizer")
 @click.option("--minutes", default=10.0, show_default=True)
 @click.option("--seeds", default=1, show_default=True)
-@click.option("--alone", is_flag=True, help="Only ours.")
 @click.option("--eager", is_flag=True, help="Compile neither.")
 @click.option("--rows", default=128, show_default=True, help="Of a step of the script.")
 @click.option("--eval-every", default=0, show_default=True, help="Steps of ours between evaluations; 0: none.")
 @click.option("--environments", "environments", type=Path, help="Makes the environment of `datasets` here.")
 def main(
-    corpus: str, tokenizer: str, minutes: float, seeds: int, alone: bool, eager: bool, rows: int, eval_every: int,
+    corpus: str, tokenizer: str, minutes: float, seeds: int, eager: bool, rows: int, eval_every: int,
     environments: Path | None,
 ) -> None:  # fmt: skip
-    python = python_of("datasets", environments) if environments and not alone else sys.executable
+    python = python_of("datasets", environments) if environments else sys.executable
 
     def score(model: str, *more: str) -> dict[str, Any]:
         options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
@@ -199,37 +198,33 @@ def main(
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         (scratch / "config.json").write_text(json.dumps(small_modernbert(tokenizer)))
-        found: dict[str, Any] = {"ours": {"until training": round(build(corpus, tokenizer, scratch), 1), "seeds": []}}
-        if not alone:
-            grouped = group(python, corpus, tokenizer, scratch)
-            fits = fitting(python, scratch, rows, 60 * minutes - grouped, tokenizer, eager)
-            found["ours, same recipe"] = {"until training": found["ours"]["until training"], "seeds": []}
-            found["run_mlm"] = {"until training": round(grouped, 1), "steps that fit": fits, "seeds": []}
-            how = max(fits, key=lambda name: fits[name])
-        doctor = [sys.executable, "-m", "bertrain", "doctor", *options_of(scratch, RECIPE, eager)]
+        built, grouped = build(corpus, tokenizer, scratch), group(python, corpus, tokenizer, scratch)
+        fits = fitting(python, scratch, rows, 60 * minutes - grouped, tokenizer, eager)
+        how = max(fits, key=lambda name: fits[name])
+        seconds = {"ours": built, "ours, same recipe": built, "run_mlm": grouped}
+        found: dict[str, Any] = {name: {"until training": round(s, 1), "seeds": []} for name, s in seconds.items()}
+        found["run_mlm"]["steps that fit"] = fits
+        recipe = f"{RECIPE} --model {scratch / 'config.json'}"
+        doctor = [sys.executable, "-m", "bertrain", "doctor", *options_of(scratch, recipe, eager)]
         said = run([*doctor, "--out", str(scratch / "doctor"), "--steps", "1000"])
-        recipe = f"{RECIPE} --steps {steps_in(60 * minutes - found['ours']['until training'], said)}"
+        recipe += f" --steps {steps_in(60 * minutes - built, said)}"
         for seed in range(seeds):
-            runs = {"ours": ours(scratch, "ours", recipe, seed, eager, eval_every)}
-            if not alone:
-                same = f"{SAME} --global-batch-size {rows} --steps {fits[how]} --warmup-steps {warmup_of(fits[how])}"
-                runs["ours, same recipe"] = ours(scratch, "same", same, seed, eager, 0)
-                model, seconds = script(python, scratch, rows, fits[how], how, tokenizer, seed)
-                trained = json.loads(Path(model, "trained.json").read_text())
-                figures = {"trained_s": trained, "seconds, all": round(seconds, 1), "tokens": fits[how] * rows * LENGTH}
-                figures["loss of evaluated rows"] = score(model, "--max-samples", str(EVALUATED_SAMPLES))["loss"]
-                runs["run_mlm"] = model, figures
+            model, _ = script(python, scratch, rows, fits[how], how, tokenizer, seed)
+            theirs = {"trained_s": json.loads(Path(model, "trained.json").read_text())}
+            theirs["loss of evaluated rows"] = score(model, "--max-samples", str(EVALUATED_SAMPLES))["loss"]
+            same = f"{SAME} --global-batch-size {rows} --steps {fits[how]} --warmup-steps {warmup_of(fits[how])}"
+            runs = {
+                "ours": ours(scratch, "ours", recipe, seed, eager, eval_every),
+                "ours, same recipe": ours(scratch, "same", f"{same} --init {model}/initial", seed, eager, 0),
+                "run_mlm": (model, theirs),
+            }
             for name, (model, figures) in runs.items():
                 figures = figures | score(model)
                 found[name]["seeds"].append(figures)
                 print(name, seed, figures, flush=True)
-        if not alone:
-            for mine, theirs in zip(found["ours"]["seeds"], found["run_mlm"]["seeds"], strict=True):
-                reached = (second for second, loss in mine["curve"] if loss <= theirs["loss of evaluated rows"])
-                mine["seconds to the loss of run_mlm"] = next(reached, None)
-        for name, one in found.items():
-            one["bits a byte, median"] = statistics.median(figures["bits_per_byte"] for figures in one["seeds"])
-            print(name, one["bits a byte, median"], flush=True)
+        for mine, theirs in zip(found["ours"]["seeds"], found["run_mlm"]["seeds"], strict=True):
+            reached = (second for second, loss in mine["curve"] if loss <= theirs["loss of evaluated rows"])
+            mine["seconds to the loss of run_mlm"] = next(reached, None)
     report(
         "what a fixed time is worth",
         f"{minutes} minutes, {len(os.sched_getaffinity(0))} cores, {PRECISION}, "
