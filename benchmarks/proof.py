@@ -28,9 +28,9 @@ ROWS = {  # a row of README → what the names of its rows in comparison.json co
         "masked batches, others by their own means": "against their own masks",
     },
     "training step, fp32 on CPUs": {"training step, fp32": ""},
-    "raw text to equally many steps of run_mlm.py's recipe from the same weights": {
-        "loss after equally many steps": "loss",
-        "equally many steps": "time",
+    "raw text to the same number of steps of run_mlm.py's recipe, same initial weights": {
+        "loss after the same number of steps": "loss",
+        "the same number of steps": "time",
     },
     "raw text to run_mlm.py's loss, each by its recipe": {"time to run_mlm's loss": ""},
 }

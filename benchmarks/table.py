@@ -278,13 +278,13 @@ def stepping(precision: str, result: dict[str, Any]) -> list[dict]:
 
 
 def time_to_loss(result: dict[str, Any]) -> list[dict]:
-    """Of equal recipes, the time of equally many steps; of our recipe, the time to the loss of run_mlm. Medians."""
+    """Of equal recipes, the time of the same steps; of ours, the time to the loss of run_mlm. Medians of seeds."""
 
     def median(name: str, key: str) -> float:
         values = [seed[key] for seed in result[name]["seeds"]]
         return statistics.median(math.inf if value is None else value for value in values)
 
-    minutes, equal = float(result["regime"].split(" minutes")[0]), "equally many steps of run_mlm's recipe"
+    minutes, equal = float(result["regime"].split(" minutes")[0]), "the same number of steps of run_mlm's recipe"
     start, same = result["ours"]["until training"], "ours, same recipe"
     theirs = round(result["run_mlm"]["until training"] + median("run_mlm", "trained_s"), 1)
     trained = median("ours", "seconds to the loss of run_mlm")
