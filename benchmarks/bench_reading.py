@@ -1,6 +1,6 @@
 """What do masked batches cost, beside other engines: cold and warm, to open, to resume, and in memory?
 
-    python benchmarks/bench_reading.py shards/ tokenizer.json --environments .bench [--rounds 3] [--seconds 2]
+    python benchmarks/bench_reading.py shards/ tokenizer.json --environments .bench [--rounds 3] [--seconds 1]
 
 Every engine has the same text: the shards of ours, and for the others the rows of one epoch of it, each written by its
 own writer. Regime: other_read.py. A round is one process of each engine in turn. Cold: the files were dropped from the
@@ -42,7 +42,7 @@ FIGURES = {
 @click.argument("tokenizer")
 @click.option("--environments", "environments", type=Path, required=True, help="Where their environments are made.")
 @click.option("--rounds", "repeats", default=3)
-@click.option("--seconds", default=2.0, help="Of warm reading in each round.")
+@click.option("--seconds", default=1.0, help="Of warm reading in each round.")
 @click.option("--directory", help="Where to write; default: the directory for temporary files.")
 def main(shards: str, tokenizer: str, environments: Path, repeats: int, seconds: float, directory: str | None) -> None:
     left_out: dict[str, str] = {}

@@ -473,7 +473,7 @@ def main(
         **{f"training step, {precision}": partial(train, precision) for precision in ("fp32", "bf16")},
         "time to a loss": lambda: script(
             "fixed_time.py", text, tokenizer, "--minutes", minutes, "--eager", "--rows", 32, "--eval-every", 20,
-            "--seeds", 3, *environments, limit=2 * LIMIT_S,
+            "--seeds", 2, *environments, limit=2 * LIMIT_S,
         ),
     }  # fmt: skip
     for question, measure in questions.items():
