@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
     from bertdata.write import BuildReport, build, export, finish, import_ids, train_tokenizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _MODULES = {
     "errors": "BertdataError",
     "format.dataset": "Dataset",
