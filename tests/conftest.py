@@ -41,8 +41,9 @@ def digest_of_kernels():
 # Compiled kernels are kept between runs, and the workers of a run share them. numba reads the variable when it is first
 # imported, and subprocesses inherit it. tools/mutate.py sets it to "", so that kernels lie beside their source.
 if "PYTEST_XDIST_WORKER" not in os.environ and "NUMBA_CACHE_DIR" not in os.environ:
-    cache = ROOT / ".pytest_cache" / f"kernels-{digest_of_kernels()}"
-    for older in cache.parent.glob("kernels-*"):
+    name = "bounds" if os.environ.get("NUMBA_BOUNDSCHECK") else "kernels"
+    cache = ROOT / ".pytest_cache" / f"{name}-{digest_of_kernels()}"
+    for older in cache.parent.glob(f"{name}-*"):
         if older != cache:
             shutil.rmtree(older, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
