@@ -118,5 +118,5 @@ def test_a_run_ends_as_one_that_was_left_alone(dataset, other, tmp_path):
     new = (tmp_path / f"run-{number}" for number in itertools.count())
     machine = type("Here", (Machine,), {"one": str(dataset.path), "two": str(other.path), "new": new})
     quick = {"deadline": None, "stateful_step_count": 8, "phases": [hypothesis.Phase.generate]}
-    settings = hypothesis.settings(max_examples=10, suppress_health_check=[*hypothesis.HealthCheck], **quick)
+    settings = hypothesis.settings(max_examples=6, suppress_health_check=[*hypothesis.HealthCheck], **quick)
     run_state_machine_as_test(machine, settings=settings)

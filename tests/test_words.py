@@ -380,12 +380,13 @@ BESIDE_MARKS = [f"a{{c}}{mark}b {mark}{{c}} {{c}}{mark}\u302e" for mark in MARKS
 
 @pytest.mark.parametrize("name", fast(KINDS, among=["WordPiece at spaces"]))
 def test_code_points_alone_and_among_others(name):
-    """Every character up to U+33FF and in every 17th 256 beyond; all there are with --hypothesis-profile=long."""
-    pages = range(0x1100) if settings().max_examples > 1000 else (*range(0x34), *range(0x34, 0x1100, 17))
+    """Every character up to U+33FF and in every 51st 256 beyond, others for each kind; all with
+    --hypothesis-profile=long."""
+    number, is_long = list(KINDS).index(name), settings().max_examples > 1000
+    pages = range(0x1100) if is_long else (*range(0x34), *range(0x34 + number % 51, 0x1100, 51))
     points = [chr(256 * page + n) for page in pages if not 0xD8 <= page < 0xE0 for n in range(256)]
     marks = [c for c in points if unicodedata.combining(unicodedata.normalize("NFD", c)[-1])]
-    if len(points) < 1 << 17:  # a twentieth, another one for each kind, and a third of the marks
-        number = list(KINDS).index(name)
+    if not is_long:  # a twentieth, another one for each kind, and a third of the marks
         points, marks = points[number % 20 :: 20], marks[number % 3 :: 3]
     parts = [(points[k : k + 4096], FORMS) for k in range(0, len(points), 4096)]
     for characters, forms in (*parts, (marks, BESIDE_MARKS)):
