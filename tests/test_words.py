@@ -380,8 +380,7 @@ BESIDE_MARKS = [f"a{{c}}{mark}b {mark}{{c}} {{c}}{mark}\u302e" for mark in MARKS
 
 @pytest.mark.parametrize("name", fast(KINDS, among=["WordPiece at spaces"]))
 def test_code_points_alone_and_among_others(name):
-    """Every character up to U+33FF and in every 51st 256 beyond, others for each kind; all with
-    --hypothesis-profile=long."""
+    """A kind gets the pages up to U+33FF and a 51st of the pages beyond; all with --hypothesis-profile=long."""
     number, is_long = list(KINDS).index(name), settings().max_examples > 1000
     pages = range(0x1100) if is_long else (*range(0x34), *range(0x34 + number % 51, 0x1100, 51))
     points = [chr(256 * page + n) for page in pages if not 0xD8 <= page < 0xE0 for n in range(256)]
