@@ -37,8 +37,8 @@ oldest:  ## the fast tests with the oldest packages that pyproject.toml allows
 	$(MAKE) test VENV=$(VENV)-oldest PINS=constraints-oldest.txt
 
 bounds: $(VENV)/.dev  ## the tests of the kernels, compiled with a check of every index
-	NUMBA_BOUNDSCHECK=1 $(PYTEST) --dist loadfile tests/test_kernels.py tests/test_text.py tests/test_samples.py \
-	    tests/test_mix.py tests/test_words.py --deselect tests/test_words.py::test_code_points_alone_and_among_others \
+	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_mix.py \
+	    tests/test_words.py --deselect tests/test_words.py::test_code_points_alone_and_among_others \
 	    tests/test_survive.py::test_every_flip_of_some_bytes_is_detected --every 100
 
 # PUBLISH=1: mike writes the site into the directory of this version in the branch gh-pages, and pushes it.
