@@ -126,11 +126,12 @@ def nodes(tmp_path_factory):
         patched.syspath_prepend(str(here))
         from ray.cluster_utils import Cluster
 
-        size = {"num_cpus": 1, "object_store_memory": 80 << 20}
+        size, handler = {"num_cpus": 1, "object_store_memory": 80 << 20}, signal.getsignal(signal.SIGTERM)
         started = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
         try:
             second = started.add_node(**size)
             started.wait_for_nodes()
+            signal.signal(signal.SIGTERM, handler)  # Ray's would stay, and processes that a later test forks would hang
             yield SimpleNamespace(address=started.address, here=here, lose=lambda: started.remove_node(second))
         finally:
             with warnings.catch_warnings():
