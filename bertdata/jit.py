@@ -1,8 +1,9 @@
 """Compile kernels at first use, and cache them on disk.
 
-This is the only file that uses numba's private interface: the cache of compiled functions, dispatchers, events and
-three options. It was tested with numba 0.61.0 and 0.68.1. If a part is missing, or if BERTDATA_PLAIN_NUMBA is set,
-kernels are compiled by `njit(cache=True)`: the results are the same, but compiling takes longer.
+This is the only file that uses numba's private interface: the cache of compiled functions, dispatchers, compilers,
+libraries of code, events and three options. It was tested with numba 0.61.0 and 0.68.1. If a part is missing, or if
+BERTDATA_PLAIN_NUMBA is set, kernels are compiled by `njit(cache=True)`: the results are the same, but compiling takes
+longer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from llvmlite import binding
@@ -62,8 +64,30 @@ class _Cache(FunctionCache):
             super().save_overload(sig, data)
 
 
+class _PartLibrary(JITCodeLibrary):
+    """The LLVM code of a part. Only the kernels that call the part need machine code."""
+
+    codegen = SimpleNamespace(set_env=lambda name, environment: None)  # noqa: ARG005
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
+        self._ensure_finalized()
+        return 0
+
+
+class _PartCompiler(Compiler):
+    def __init__(self, typing: Any, target: Any, library: Any, *more: Any) -> None:
+        super().__init__(typing, target, library or _PartLibrary(target.codegen(), "part"), *more)
+
+
 class _Part(CPUDispatcher):
     """A function that only kernels call. numba would allow calls from Python, which crash the process."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(function, pipeline_class=_PartCompiler, **options)
 
     def __call__(self, *arguments: Any) -> Any:
         raise TypeError(f"{self.py_func.__name__} is a part of kernels, which Python cannot call")
