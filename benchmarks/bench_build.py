@@ -26,7 +26,7 @@ from other_build import documents
 
 import bertdata
 
-OTHERS = ("datasets", "datatrove", "litdata", "streaming", "megatron")
+OTHERS = ("datasets", "datatrove", "megatron")
 LIMIT_S = 240.0  # of one run of another library
 
 

@@ -1,6 +1,6 @@
-"""Text → tokens on disk by five other engines, each as its documentation does it; bench_build.py times the commands.
+"""Text → tokens on disk by three other engines, each as its documentation does it; bench_build.py times the commands.
 
-    python other_build.py build NAME TOKENIZER OUT FILE...    NAME: datasets, datatrove, litdata, streaming or megatron
+    python other_build.py build NAME TOKENIZER OUT FILE...    NAME: datasets, datatrove or megatron
     python other_build.py count NAME TOKENIZER OUT            prints the number of tokens, and the sum of their ids
 
 FILE is text with a blank line between documents, for datatrove JSON lines; there are two, one for each worker.
@@ -21,7 +21,6 @@ from typing import Any
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import numpy as np
-from environments import without_pictures
 
 BATCH = 100  # documents, for one call of the tokenizer
 WORKERS = 2
@@ -43,14 +42,6 @@ def documents(path: str) -> list[str]:
 def batches(texts: list[str]) -> Iterator[list[str]]:
     for first in range(0, len(texts), BATCH):
         yield texts[first : first + BATCH]
-
-
-def encoded(tokenizer: str, path: str) -> Iterator[np.ndarray]:
-    """The ids of each document of a file."""
-    encode = tokenizer_of(tokenizer).encode_batch_fast
-    for batch in batches(documents(path)):
-        for one in encode(batch, add_special_tokens=False):
-            yield np.array(one.ids, dtype=np.uint16)
 
 
 def datasets(tokenizer: str, out: str, files: list[str]) -> None:
@@ -90,66 +81,6 @@ def count_datatrove(out: str, special: dict[str, int]) -> Iterator[np.ndarray]:
         yield ids[ids != special["[SEP]"]]
 
 
-class Litdata:
-    """What a worker of litdata does with a file; it must be found by its name in a new process."""
-
-    def __init__(self, tokenizer: str) -> None:
-        self.tokenizer = tokenizer
-
-    def __call__(self, path: str) -> Iterator[Any]:
-        import torch
-
-        for ids in encoded(self.tokenizer, path):
-            yield torch.from_numpy(ids)
-
-
-def litdata(tokenizer: str, out: str, files: list[str]) -> None:
-    from litdata import TokensLoader, optimize
-
-    optimize(
-        fn=Litdata(tokenizer), inputs=files, output_dir=f"{out}/chunks", chunk_size=1 << 23, num_workers=WORKERS,
-        item_loader=TokensLoader(), verbose=False,
-    )  # fmt: skip
-
-
-def count_litdata(out: str, special: dict[str, int]) -> Iterator[np.ndarray]:
-    for path in sorted(Path(out, "chunks").glob("*.bin")):
-        raw = path.read_bytes()
-        first = int(np.frombuffer(raw[:4], "<u4")[0])  # items, then where each begins, then the tokens
-        yield np.frombuffer(raw[4 * (first + 2) :], dtype="<u2")
-
-
-def write_mds(job: tuple[str, str, str]) -> None:
-    without_pictures()
-    from streaming import MDSWriter
-
-    tokenizer, out, path = job
-    with MDSWriter(out=out, columns={"ids": "ndarray:uint16"}) as writer:
-        for ids in encoded(tokenizer, path):
-            writer.write({"ids": ids})
-
-
-def streaming(tokenizer: str, out: str, files: list[str]) -> None:
-    without_pictures()
-    from streaming.base.util import merge_index
-
-    jobs = [(tokenizer, f"{out}/mds/{number}", path) for number, path in enumerate(files)]
-    with get_context("spawn").Pool(WORKERS) as pool:
-        pool.map(write_mds, jobs, chunksize=1)
-    merge_index(f"{out}/mds", keep_local=True)
-
-
-def count_streaming(out: str, special: dict[str, int]) -> Iterator[np.ndarray]:
-    without_pictures()
-    from streaming.base.format import reader_from_json
-
-    for index in sorted(Path(out, "mds").glob("*/index.json")):
-        for shard in json.loads(index.read_text())["shards"]:
-            reader = reader_from_json(str(index.parent), None, shard)
-            for number in range(len(reader)):
-                yield reader[number]["ids"]
-
-
 _tokenizer: Any = None
 
 
@@ -181,7 +112,6 @@ def count_megatron(out: str, special: dict[str, int]) -> Iterator[np.ndarray]:
 
 ENGINES = {
     "datasets": (datasets, count_datasets), "datatrove": (datatrove, count_datatrove),
-    "litdata": (litdata, count_litdata), "streaming": (streaming, count_streaming),
     "megatron": (megatron, count_megatron),
 }  # fmt: skip
 
