@@ -20,6 +20,8 @@ from bertdata.read.kernels.rows import SPAN, Frames, TokenTable
 from bertdata.read.kernels.windows import window_rows
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import TEXT_PADDING
+from bertdata.tokenize.kernels.splits import SHORTER, fill_shorter
+from bertdata.tokenize.models import trie_of
 from bertdata.write import kernels as build_kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -189,6 +191,16 @@ def test_spellings_are_counted_as_python_counts_them(pieces, strings):
     data = np.frombuffer((text + b"aa[MASK]<s>" * 12)[: len(text) + TEXT_PADDING], np.uint8)
     build_kernels.count_literals(data, len(text), build_kernels.literals(strings), counts)
     assert counts.tolist() == [text.count(string.encode()) for string in strings]
+
+
+@given(st.sets(st.text("ab", min_size=1, max_size=5)))
+def test_each_symbol_has_the_longest_shorter_one_that_begins_it(spellings):
+    tokens = [each.encode() for each in sorted({"a", *spellings})]
+    symbols, bounds = np.zeros((len(tokens), 4), np.int32), np.append(0, np.cumsum([*map(len, tokens)]))
+    trie = trie_of({token: number for number, token in enumerate(tokens)})
+    fill_shorter(np.frombuffer(b"".join(tokens), np.uint8), bounds, trie, symbols)
+    begins = [[n for n, one in enumerate(tokens) if one != token and token.startswith(one)] for token in tokens]
+    assert symbols[:, SHORTER].tolist() == [max(each, default=-1) for each in begins]  # sorted: the last is the longest
 
 
 WORDS = [*word_list("counted", "latin-1"), "é\xa0".encode(), b"a" * 63, b" " * 63, b"ab " * 20]
