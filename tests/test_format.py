@@ -329,7 +329,7 @@ ARRAYS = ["documents", "sentences", "tokens"]
 WRONG_TABLES = [  # the same of a manifest that has tables in place of the list
     (("arrays",), [ARRAYS[:2], ARRAYS[::-1], ["../x", *ARRAYS], 3]),
     (("tables",), [{}, None]),
-    (("splits",), [*({"train": n} for n in (3, -1, True, 1 << 80, "2")), {"other": 2}, []]),
+    (("splits",), [*({"train": n} for n in (3, -1, True, 1 << 80, "2")), {"other": 2}, {"train": 2, "test": 0}, []]),
     (("token_dtype",), ["<u8"]),
     (("tokenizer",), [["a"], "abc", {"tokenizer.json": 5}]),
 ]
