@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.commands import python, refused, refuses, succeeds
 from support.data import LETTERS, ids_of, make_text, train_tokenizer
-from support.disk import write
+from support.disk import put, write
 from support.encoding import load
 
 import bertdata
@@ -130,11 +130,12 @@ def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
 def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):
     rows = [{"body": "der Stöne im Flüß"}, {"body": "zz"}, {"text": 1}] * 30
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (tmp_path / "rows.data").write_text(lines, encoding="latin-1")
-    plain = write(tmp_path / "plain", *["der Stöne im Flüß"] * 30)
+    put(tmp_path / "rows" / "rows.data", lines.encode("latin-1"))
+    put(tmp_path / "rows" / "other.data", '{"body": "qqqq"}\n' * 90)
+    write(tmp_path / "plain", *["der Stöne im Flüß"] * 30)
     options = ["--format", "jsonl", "--text-key", "body", "--encoding", "latin-1", "--on-error", "skip"]
-    options += ["--map", "bertdata.prepare:length(3)"]
-    for path, out, more in ((tmp_path / "rows.data", "t", options), (plain, "u", [])):
+    options += ["--map", "bertdata.prepare:length(3)", "--exclude", "other.*"]
+    for path, out, more in ((tmp_path / "rows", "t", options), (tmp_path, "u", ["--include", "plain"])):
         succeeds("bertdata", "train-tokenizer", path, "--out", tmp_path / out, "--cased", "--vocab-size", 60, *more)
     one, other = ((tmp_path / out / "tokenizer.json").read_bytes() for out in "tu")
     assert one == other
