@@ -220,6 +220,7 @@ INPUTS = [
         for name, text in (("a.txt.gz", "naïve €5"), ("a.ndjson.gz", '\n{"text": "naïve €5"}\n'))
         for encoding in ("cp1252", "utf-16", "gb18030", "utf-8-sig")
     ],
+    ("text: one byte", {"a": b"\xff" + b"a" * 20000}, "", ["\ufffd" + "a" * 20000], "--strict fails instead\n"),
     ("text: latin-1", {"a.txt": b"H\xe4user " * 200}, "", ["H\ufffduser " * 200], "; if a text file is"),
     *[
         (f"{name}: a picture", {name: content}, "", Refused("wrong-column-type", f"{name}: the bytes in ", "text_key"))
@@ -235,7 +236,7 @@ INPUTS = [
     ("csv: a header of numbers, index", {"a.csv": b",0\n0,b\n"}, "--text-key 0", ["b"]),
     ("csv: a name that is a number", {"a.csv": b"2024,n\na,b\n"}, "--text-key 2024", ["a"]),
     ("csv: no such number", {"a.csv": b"a,b\n"}, "--text-key 2", Refused("no-column", "only a, b; name ", "text_key")),
-    ("jsonl: lone surrogates", {"a.jsonl.gz": gzip.compress(ROW_A + LONE)}, "", ["a", FACE], "gz, line 2; --strict"),
+    ("surrogate", {"a.jsonl.gz": gzip.compress(ROW_A + LONE)}, "", ["a", FACE], "gz, line 2; --strict fails instead\n"),
     ("jsonl: lone, --map", {"a.jsonl": LONE}, "--map bertdata.prepare:nfc", [FACE], "3 lone surrogates or "),
     *[
         (name, {"a.jsonl": NO_MAP}, f"--map {name} --on-error skip", Refused(kind, ", line 3: ", "map"))
