@@ -67,6 +67,7 @@ class _Cache(FunctionCache):
 class _PartLibrary(JITCodeLibrary):
     """The LLVM code of a part. Only the kernels that call the part need machine code."""
 
+    # numba would store the globals of the part in its machine code
     codegen = SimpleNamespace(set_env=lambda name, environment: None)  # noqa: ARG005
 
     def _finalize_final_module(self) -> None:
@@ -101,7 +102,7 @@ class _Announcer(Listener):
 
     def on_start(self, event: Any) -> None:
         if self.say:
-            self.say("compiling for this machine; this takes some seconds and is done once ...")
+            self.say("compiling for this machine; this takes up to half a minute and is done once ...")
             self.say = None
 
     def on_end(self, event: Any) -> None:
@@ -119,7 +120,7 @@ def jit(*, arrays: bool = False, **options: Any) -> Any:
 def part(**options: Any) -> Any:
     """Return a decorator like `jit`, for a function that only kernels call.
 
-    It has no entry point for Python, so it compiles faster.
+    It has no entry point for Python and no machine code of its own, so it compiles faster.
     """
     return partial(_compiled, _Part, {"_nrt": False, "no_cpython_wrapper": True, **options})
 
