@@ -1,6 +1,6 @@
 """The table of results in README, written from committed results: `make proof`, or python benchmarks/proof.py.
 
-Rows of other libraries come from comparison.json (`make bench`), and the row of a GPU from proof.jsonl. A row whose
+Rows come from comparison.json (`make bench`), and those of 1 GB of text and of a GPU from proof.jsonl. A row whose
 source has changed since it was measured is stale: its name is printed, and the exit status is 1.
 """
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- begin: proof -->", "<!-- end: proof -->"
 ROWS = {  # a row of README → what the names of its rows in comparison.json contain, and what README calls them
-    "text to shards, whole command": {"text to shards": ""},
+    "64 MB of text to shards, whole command": {"text to shards": ""},
     "a tokenizer's file to the ids of 20 MB": {
         "tokenizing, BERT, from file": "BERT",
         "tokenizing, GPT-2, from file": "GPT-2",
@@ -73,7 +73,7 @@ def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def stale(data: dict[str, Any], others: list[dict[str, Any]]) -> list[str]:
     """Return the rows whose source has changed since they were measured."""
     questions = [name for name, one in data["measured"].items() if one.get("source") != source_digest(name)]
-    return questions + [one["question"] for one in others if one.get("source") != source_digest("training")]
+    return questions + [one["question"] for one in others if one["source"] != source_digest(one["measures"])]
 
 
 def main() -> None:
