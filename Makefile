@@ -20,7 +20,7 @@ demo: $(VENV)/.train  ## text to shards to a trained model, in some minutes; it 
 test: $(VENV)/.dev  ## the fast tests
 	$(PYTEST) -m "not slow and not gpu and not dry and not outside"
 
-test-all: $(VENV)/.dev  ## all tests that need no GPU
+test-all: $(VENV)/.dev  ## the fast and the slow tests
 	$(PYTEST)
 
 check: $(VENV)/.dev  ## format, lint, types and sizes

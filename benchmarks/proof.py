@@ -23,12 +23,10 @@ ROWS = {  # a row of README → what the names of its rows in comparison.json co
         "tokenizing, GPT-2, from file": "GPT-2",
         "tokenizing, Llama 3, from file": "Llama 3",
     },
-    "masked batches on one core": {
-        "masked batches, others by the same NumPy": "against NumPy masks",
-        "masked batches, others by their own means": "against their own masks",
-    },
+    "masked batches on one core, others with the same NumPy masks": {"masked batches, others by the same NumPy": ""},
+    "the same, others with their own masks": {"masked batches, others by their own means": ""},
     "training step, fp32 on CPUs": {"training step, fp32": ""},
-    "raw text to the same number of steps of run_mlm.py's recipe, same initial weights": {
+    "run_mlm.py's recipe from raw text: same steps, same initial weights": {
         "loss after the same number of steps": "loss",
         "the same number of steps": "time",
     },
@@ -53,10 +51,10 @@ def table(data: dict[str, Any], others: list[dict[str, Any]]) -> str:
     stamp, cpu = data["stamp"], data["stamp"]["machine"]
     lines = [
         f"Measured on {stamp['date']} on {cpu['cores']} cores of {cpu['cpu']}. 4.5 means that ours is 4.5 times as",
-        "fast; below 1 the other library is faster, and comes first. No imports are counted where a tokenizer or a",
-        "reader is measured; kernels are compiled, tables of tokenizers on disk, files in memory.",
+        "fast. Times of tokenizers and readers exclude imports; kernels are already compiled, tables of tokenizers",
+        "cached on disk, input files in memory.",
         "",
-        "| question | ours | times as fast as |",
+        "| question | ours | compared with |",
         "|---|---|---|",
         *(f"| {question} | {' | '.join(cells(data, parts))} |" for question, parts in ROWS.items()),
         *(f"| {one['question']} | {one['ours']} | {one['times']} ([how]({one['page']})) |" for one in others),
