@@ -90,6 +90,22 @@ def test_names_stand_for_files_in_order(tree, inputs, selection, files):
     assert [str(file) for file in absolute] == [str(tree / file) for file in files if file != "-"]
 
 
+@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode in (0, 0o444) for name in ("d", ".", "*/*/*", "**")])
+def test_a_directory_without_permissions_is_named_unless_it_is_left_out(tree, mode, name):
+    for path, mode_of in ((tree, 0o755), (Path("d/AA"), mode), (Path("d/.git"), mode)):
+        path.chmod(mode_of)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may do all
+    try:
+        with refuses("unreadable", says="d/AA"):
+            find_inputs([name])
+        assert find_inputs([name], exclude=["*AA/*"]).files
+    finally:
+        os.seteuid(user)
+        Path("d/AA").chmod(0o755)
+        Path("d/.git").chmod(0o755)
+
+
 @pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow", "csv", "tsv"], strict=True)])
 def test_a_truncated_or_corrupted_file_is_named(folder, ending, kind):
     """Alone, and as a later member: in its magic bytes, in its middle, at its end, or replaced by something else."""

@@ -138,9 +138,6 @@ def test_the_damaged_source_is_named(tmp_path):
         next(Loader([(made[0], 1), (made[1], 1), (made[2], 1)], length=8))
 
 
-# ---------------------------------------------------------------------------------------------------------- training
-
-
 def test_a_run_states_what_it_reads_of_each_source(dataset, other, tmp_path):
     mix, out = [[str(dataset.path), 0.7], [str(other.path), 0.3]], tmp_path / "run"
     options = {"model": "bert-tiny", "steps": 3, "global_batch_size": 7, "micro_batch_size": 3}

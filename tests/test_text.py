@@ -167,9 +167,6 @@ def test_a_block_of_json_lines_is_what_its_lines_are(key_and_rows):
         assert [each.place for each in some.bad] == [start for start, text in texts.items() if text is None]
 
 
-# --------------------------------------------------------------------------------------------------- Parquet and Arrow
-
-
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", None])
 def test_parquet_of_any_encoding_is_read(folder, limit, encoding):
     """Also of a dictionary and a struct, with nulls; some texts are longer than may be decoded together."""
@@ -181,9 +178,6 @@ def test_parquet_of_any_encoding_is_read(folder, limit, encoding):
         pq.write_table(table, path, row_group_size=4, use_dictionary=encoding is None, **how)
         found = [text for _, text, _ in read([path], text_key=key, on_error="skip")]
         assert found == [text.encode() for text in texts if text is not None]
-
-
-# ------------------------------------------------------------------------------------------------------- not text
 
 
 @pytest.mark.parametrize("content", [bytes(range(256)) * 8, bytes(4096), b"\x80" * 1024, b"ab\0" * 1000])

@@ -86,9 +86,6 @@ def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab, co
     assert not origins.is_symlink()
 
 
-# ----------------------------------------------------------------------------------------------- batches of past runs
-
-
 @pytest.mark.parametrize(
     ("is_mix", "options"),
     [

@@ -141,9 +141,6 @@ def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):
     assert one == other
 
 
-# ------------------------------------------------------------------------------------------ sequences that are not text
-
-
 RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 
 

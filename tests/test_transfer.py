@@ -154,9 +154,6 @@ def test_a_process_that_was_forked_gets_an_error(pushed):
     assert process.exitcode == 0
 
 
-# ------------------------------------------------------------------------------------------------------------- the hub
-
-
 class FakeHub:
     """A repository in memory, with what is used of huggingface_hub. Each upload is one commit."""
 

@@ -8,11 +8,11 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -189,13 +189,16 @@ class Inputs:
             return {"": str(path.absolute() if is_named_so else path)}
         if not path.is_dir():
             path = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+            self._require_listable(path, _searched(name), is_directory=False)
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
         elif all((path / each).is_file() for each in (STATE, INFO)) or (not self.include and (path / SAVED).is_file()):
             files = files_of_saved(path)
         else:
             inside = sorted(path.rglob("*"))
-            files = [file for file in inside if file.is_file()]
-            links = [str(each) for each in inside if each.is_symlink() and not each.is_file()]
+            below = (each for each in inside if os.path.isdir(each) and not os.path.islink(each))
+            self._require_listable(path, chain([path], below), is_directory=True)
+            files = [file for file in inside if os.path.isfile(file)]
+            links = [str(each) for each in inside if os.path.islink(each) and not os.path.isfile(each)]
             links = [each for each in links if not _is_hidden(Path(each).relative_to(path))]
             self._leave_out(_LINK, links)
         if not files:
@@ -203,6 +206,21 @@ class Inputs:
             only = f"; links to directories are not followed ({_some(links)})" if links else ""
             raise refused(name, kind, f" stands for no file{only}; name files, or a directory or a pattern of them")
         return {str(file.relative_to(path)): str(file) for file in files}
+
+    def _require_listable(self, base: Path, directories: Iterable[str | Path], *, is_directory: bool) -> None:
+        """Raise InputError for a directory that the system cannot list, which `glob` and `rglob` ignore.
+
+        Accepts one whose files are left out. directories: below `base`, parents first.
+        """
+        for directory in directories:
+            try:
+                os.stat(os.path.join(directory, "."))  # fails without the permission to open files
+                os.scandir(directory).close()
+            except OSError as error:
+                below = Path(directory).relative_to(base)
+                if not _matches(below / "_", self.exclude) and not (is_directory and _is_hidden(below)):
+                    sentence = f"{directory} cannot be listed: {error.strerror}; make it readable, or leave it out with"
+                    raise InputError(f"{sentence} --exclude", "unreadable", given=str(directory)) from None
 
     def _chosen(self, name: str, found: Mapping[str, _File], *, is_directory: bool) -> list[_File]:
         """Return the files to read among the files that a name matches. Raises InputError if there are none."""
@@ -309,6 +327,14 @@ def files_of_saved(directory: Path) -> list[Path]:
 def _is_searched(name: str) -> bool:
     """Return whether a name is a directory or a pattern."""
     return Path(name).is_dir() if os.path.lexists(name) else glob.has_magic(name)
+
+
+def _searched(pattern: str) -> Iterator[str]:
+    """Yield the directories that `glob` lists for a pattern, parents first; some of them twice."""
+    parts = Path(pattern).parts
+    for number, part in enumerate(parts):
+        if glob.has_magic(part):
+            yield from glob.glob(os.path.join(".", *parts[:number], "**" * (part == "**"), ""), recursive=True)
 
 
 def _is_hidden(path: PurePath) -> bool:
