@@ -416,7 +416,7 @@ def _decoded(column: Any) -> Iterator[Any]:
     if indices.size and not 0 <= indices.min() <= indices.max() < len(texts):
         raise pa.ArrowInvalid("an index lies outside of the dictionary")
     lengths = np.zeros(len(column), np.int64)
-    lengths[column.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(texts))[indices]
+    lengths[column.indices.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(texts))[indices]
     ends, row = np.cumsum(lengths), 0
     while row < len(column):
         stop = int(np.searchsorted(ends, ends[row] - lengths[row] + formats.BLOCK_BYTES, side="right"))

@@ -130,11 +130,12 @@ def rows_of_columns():
 
 def bad_rows():
     """Rows for bad rows of every format: refused, skipped, and behind the last row that is read."""
-    nulls = as_tables(of("text", column=pa.array(["a", None, "c", None])))
-    coded = as_tables(of("text", column=pa.array(["a", None, "c", None]).dictionary_encode()))
+    nulls = pa.array(["a", None, "c", None])
+    tables = [as_tables(of("text", column=column)) for column in (nulls, nulls.dictionary_encode())]
+    tables += [{"b.arrow": as_arrow_file(nulls.dictionary_encode("encode"))}]  # the dictionary has the null
     files = [
         *(("a.jsonl", b'{"text": "a"}\n\n%b\r\n{"text": "c"}\n7\n' % bad, "line 3: ") for bad in BAD_JSON),
-        *((name, content, "row 2: the text is") for each in (nulls, coded) for name, content in each.items()),
+        *((name, content, "row 2: the text is") for each in tables for name, content in each.items()),
         *(("a.csv", b"n,text\n1,a\n\n%b\n2,c\n1\n" % bad, "row 2: " + why) for bad, why in BAD_CSV.items()),
     ]
     for number, (name, content, place) in enumerate(files):
