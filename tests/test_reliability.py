@@ -189,7 +189,7 @@ def test_a_publication_that_was_stopped_is_said_after_a_while(small, limit):
     limit(wait_for_manifest_s=0.1)
     (small / ".build").mkdir()
     os.replace(small / "manifest.json", small / ".build" / "replaced.json")
-    with refuses("unfinished"):
+    with refuses("busy"):
         bertdata.open(small)
 
 
@@ -213,9 +213,6 @@ def test_processes_that_compile_at_once_agree_also_where_nothing_can_be_written(
         with ThreadPoolExecutor(count) as pool:
             jobs = [pool.submit(python, "-c", PROGRAM, small, disk, environment=environment) for _ in range(count)]
         assert {job.result().strip() for job in jobs} == {expected}
-
-
-# -------------------------------------------------------------------------------------------------------- odd machines
 
 
 @pytest.mark.slow

@@ -184,9 +184,11 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any],
         stayed = stayed and not (before is None and (directory / REPLACED).exists())
         if fault is None and stayed:
             return manifest, arrays, before
-        if stayed or time.monotonic() > deadline:
+        if stayed and fault:
+            raise fault
+        if time.monotonic() > deadline:
             sentence = f"{directory} is being replaced by a build; open it when the build is done"
-            raise fault or DatasetError(sentence, "busy", given=directory)
+            raise DatasetError(f"{sentence}, or repeat that build if it has ended", "busy", given=directory)
         time.sleep(0.02)
 
 
