@@ -345,7 +345,8 @@ def replaced(before: Mapping[str, Any], layer: Mapping[str, Any]) -> set[str]:
     An option replaces all others of its `Either`. If its value changes, it also replaces the options that are `of` it.
     """
     options = all_options()
-    changed = {name for name in options.keys() & layer.keys() if before.get(name, options[name].default) != layer[name]}
+    values = {name: option.default for name, option in options.items()} | dict(before)
+    changed = {name for name in values.keys() & layer.keys() if kinds.texts(values[name]) != kinds.texts(layer[name])}
     same = [rule.names for rule in _rules() if isinstance(rule, Either) and not rule.why and layer.keys() & rule.names]
     return {name for name, option in options.items() if option.metadata["of"] in changed}.union(layer, *same)
 

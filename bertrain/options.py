@@ -153,6 +153,11 @@ class Check(NamedTuple):
             raise UsageError(sentence, "missing" if is_empty(value) else "conflict", option=self.name, given=value)
 
 
+def texts(value: Any) -> tuple[str, ...]:
+    """Return a value as texts, to compare it: a file has a list or one text where the command line has a tuple."""
+    return tuple(map(str, value if isinstance(value, list | tuple) else [value]))
+
+
 Rule = Either | Needs | Check
 _IN_FILES: set[str] = set()  # names of options that only files can set
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from bertrain.options import ABOVE_0, COUNT, TEXT, WEIGHT, Check, Either, Kind, Needs, Options, choice, option
+from bertrain.options import ABOVE_0, COUNT, TEXT, WEIGHT, Check, Either, Kind, Needs, Options, choice, option, texts
 
 T = TypeVar("T", bound=Options)
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as one JSON object on the last line.")
@@ -117,7 +117,7 @@ def _kind(c: Any) -> str:
 
 def _same_rows(c: Any) -> bool:
     """Return whether all phases have the same options of rows and masks."""
-    return all(len({str(table.get(name, getattr(c, name))) for table in c.phase}) < 2 for name in ("data", *OF_ROWS))
+    return all(len({texts(table.get(name, getattr(c, name))) for table in c.phase}) < 2 for name in ("data", *OF_ROWS))
 
 
 @dataclass(frozen=True, kw_only=True)

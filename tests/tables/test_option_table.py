@@ -44,6 +44,7 @@ KINDS = {
 }
 """Kind → a value that is no default, and values that are refused. Choices follow from their declaration."""
 
+HOLDS = {"teacher_cache": "t", "data": "d", "phase": [{"steps": 1, "data": "d"}, {"steps": 1}]}  # the same rows twice
 CHECKS = {
     "data": [{"data": ()}],
     "weights": [{"data": ["a", "b"]}, {"data": ["a", "b"], "weights": [1, 2, 3]}, {"weights": [1]}],
@@ -107,6 +108,7 @@ def test_options_that_do_not_go_together_are_one_sentence_that_names_one(rule):
             with refuses("needs-option", name):
                 Config.make(**GIVEN | {name: tried(name)[0]})
     else:
+        Config.make(**HOLDS)
         for given in CHECKS[rule.name]:
             with pytest.raises(BertdataError) as error:
                 Config.make(**GIVEN | given)
@@ -118,6 +120,7 @@ def test_an_option_that_is_of_another_one_is_left_out_where_that_one_changes(nam
     of, given = OPTIONS[name].metadata["of"], {name: tried(name)[0]}
     assert layered(given, {of: OPTIONS[of].default}) == given | {of: OPTIONS[of].default}
     assert layered(given, {of: "other"}) == {of: "other"}
+    assert layered(given | {of: ["a", "b"]}, {of: ("a", "b")}) == given | {of: ("a", "b")}  # a file has a list
 
 
 RESUMED = {  # what a resumed run may change, and what is compared by content; all other options stay
