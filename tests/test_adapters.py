@@ -105,9 +105,6 @@ def test_a_missing_library_is_one_sentence(configs, dataset, monkeypatch, librar
         adapters.add(model_of(configs["bert"], dataset), parse_lora(lora), seed=0)
 
 
-# ------------------------------------------------------------------------------------------------------- fine-tuning
-
-
 @pytest.mark.parametrize("name", fast(["bert", "modernbert"], among=["modernbert"]))
 def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     start, data = last_checkpoint(runs(name)[0]), write_labelled(tmp_path / "train.tsv", repeat=4)

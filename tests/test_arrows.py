@@ -155,9 +155,6 @@ def test_public_names_are_exactly_these():
     assert sorted(bertdata.__all__) == sorted(names.split())
 
 
-# --------------------------------------------------------------------------------------------- what tests may not touch
-
-
 TOUCHED = {  # file → what its tests patch or read of the product; support/limits.py has the constants
     "conftest": {"of_a_build.announcing_compilation"},
     "sources": {"_read", "text_module.TextFile._read"},

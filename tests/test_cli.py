@@ -271,9 +271,6 @@ def test_bench_measures_every_kind_of_samples_that_a_dataset_has(dataset, limit)
         assert all(len(each) == 2 and min(map(int, each)) >= 0 for each in rates.values())
 
 
-# ----------------------------------------------------------------------------------------------------------------- demo
-
-
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
     """The directory of the installed packages."""

@@ -33,9 +33,6 @@ def test_a_golden_dataset_is_read_as_it_was_written(version):
         assert np.array_equal(batch[name], values), name
 
 
-# -------------------------------------------------------------------------------------------------------------- vectors
-
-
 VECTORS = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())
 
 

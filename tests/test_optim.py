@@ -12,8 +12,6 @@ from transformers import AutoConfig
 from bertrain.models.families import auto_class
 from bertrain.optim import adam, muon, optimizers
 
-# ---------------------------------------------------------------------------------------------------------------- Muon
-
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_of_muon_is_that_of_each_matrix_and_that_of_adamw_for_others(seed):
@@ -62,8 +60,6 @@ def test_muon_takes_the_matrices_of_layers(name):
         assert re.search(r"\.\d+\.", path)  # in the layers, not beside them
         assert not re.search("word_embeddings|head|predictions", path)
 
-
-# ------------------------------------------------------------------------------------------------ StableAdamW and LAMB
 
 SIZED = {adam.StableAdamW: reference.stable, adam.Lamb: reference.lamb}
 SHAPES = [(3, 4), (5,), (), (1, 2), (2, 2, 2)]

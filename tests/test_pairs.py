@@ -160,9 +160,6 @@ def test_a_checkpoint_needs_a_tokenizer_with_a_mask(bert_like, file, tmp_path):
     refused("bertrain", "evaluate", *arguments, kind="tokenizer-unreadable", option="checkpoint")
 
 
-# -------------------------------------------------------------------------------------------------------- what is shown
-
-
 SPELT = {  # token → as it is shown alone; tokens, and as they are shown in a text if the second is masked
     "wordpiece": ({"##s": "##s"}, ["river", "##s", "the"], "river>s< the"),
     "byte-level": (

@@ -54,9 +54,6 @@ def test_a_large_file_is_named_and_a_recipe_is_printed_by_the_first_rank_alone(o
     assert options_of("--recipe", "tiny")[0] == ""
 
 
-# ---------------------------------------------------------------------------------------------------- published recipes
-
-
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 SIZES = SimpleNamespace(samples=lambda paths, length: 10**9, tokens=lambda path: 10**12)
 

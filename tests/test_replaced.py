@@ -129,8 +129,6 @@ def test_options_of_the_generator_hold_for_the_discriminator(dataset, tmp_path, 
         assert_isolated(lambda ids: encoder.encode(input_ids=ids, position_ids=positions), ids)
 
 
-# ---------------------------------------------------------------------------------------------------- masked diffusion
-
 DIFFUSION = QUIET | {"objective": "diffusion", "masking": "uniform", "steps": 4}
 
 

@@ -44,8 +44,8 @@ OPTIONS = {  # name → text, options of build
 PLACES, URLS, STEPS = ("one", "two"), ("a", "b"), 40
 WRITES = ("os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir")
 COUNTS = Counter()  # steps by what came of them, of all machines
-ANY_FAULT = {"damaged", "parts-missing", "unreadable", "not-found", "wrong-file-type", "not-a-dataset", "unfinished"}
-ANY_FAULT |= {"busy"}  # of a dataset whose replacement was killed
+FAULTS = "damaged parts-missing unreadable not-found wrong-file-type not-a-dataset unfinished busy"
+ANY_FAULT = {*FAULTS.split()}
 
 
 # --------------------------------------------------------------------------------------------------- commands in forks
