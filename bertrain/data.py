@@ -165,10 +165,12 @@ class Stream:
         made_with: the run's model and other inputs, by content. Raises UsageError if an option changed that must not.
         """
         self._take_mask_rule(saved.loader["masking"])
-        saved.made_with, saved.phases = made_with | saved.made_with, saved.phases or self.saved_phases()
-        options = kept_options(self.config.flat())
+        phases, options = self.saved_phases(), kept_options(self.config.flat(), of_phases=not saved.phases)
+        saved.made_with, saved.phases = made_with | saved.made_with, saved.phases or phases
         saved.options = options | saved.options  # options that the checkpoint lacks are not compared
-        now = TrainState(made_with=saved.made_with | made_with, options=options, phases=self.saved_phases())
+        for before, after in zip(saved.phases, phases, strict=False):
+            before["rate"].setdefault("warmup", after["rate"]["warmup"])  # version 0.1.0 did not save it
+        now = TrainState(made_with=saved.made_with | made_with, options=options, phases=phases)
         require_same(saved, now, path)
         self.step, self.phase, self._before = saved.step, self.plan.phases[saved.phase - 1], dict(saved.streams)
         self.loader = self._loader(self.phase, starts=saved.loader.get("starts", ()))

@@ -314,7 +314,7 @@ class Report(contextlib.ExitStack):
             "bertrain": bertdata.__version__,
         }
         losses = {}
-        if last.get("validation_loss") is not None:
+        if last.get("validation_loss") is not None and "validation_length" in last:  # version 0.1.0 did not log it
             losses = {
                 "validation loss": f"{last['validation_loss']:.4f} nats a token",
                 "guessing by frequency alone, on the train split": f"{self.reference['unigram']:.4f} nats a token",

@@ -63,12 +63,15 @@ _OPTIONS = {
 """Member of a phase → the option that sets it, if its name differs."""
 
 
-def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that must not change, except those that a phase may set. A missing option has its default."""
+def kept_options(options: Mapping[str, Any], *, of_phases: bool = False) -> dict[str, Any]:
+    """Return the options that must not change. A missing option has its default.
+
+    of_phases: whether to include those that a phase may set.
+    """
     kept = {
         name: options.get(name, each.default)
         for name, each in all_options().items()
-        if each.metadata["resume"] == "never" and not each.metadata["phase"]
+        if each.metadata["resume"] == "never" and (of_phases or not each.metadata["phase"])
     }
     return dict(json.loads(json.dumps(kept)))
 
@@ -128,7 +131,7 @@ def _from_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         given = json.loads((path.parent / "run.json").read_bytes())["config"]
         removed = {name: given[name] for name in REMOVED.keys() & given if given[name] != REMOVED[name]}
-        options = kept_options(given) | removed
+        options = kept_options(given, of_phases=not saved["phases"]) | removed  # a run without [[phase]] saved none
         options.pop("branch", None)
     for each in (saved["loader"], *saved["phases"]):  # masks of a state without a rule follow rule 1
         each["masking"] = {"rule": 1, **(each.get("masking") or {})}

@@ -175,8 +175,8 @@ def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset,
     saved |= {"version": 1, "phases": [], "since_entry": {}, "made_with": made_with}
     (last / "trainer.json").write_text(json.dumps(saved))
     seal(last)
-    for options, option in (({"budget": "9s"}, "budget"), ({"beta1": 0.5}, "beta1"), ({"average": 0.5}, "average")):
-        file.write_text(json.dumps({"config": config | options}))
+    for option, value in {"budget": "9s", "beta1": 0.5, "lr": 0.5, "average": 0.5}.items():
+        file.write_text(json.dumps({"config": config | {option: value}}))
         refused_run(dataset.path, copied, steps=9, kind="other-settings", option=option)
     refused("bertrain", "pretrain", "--config", file, kind="unknown", option="average", given=0.5)
     file.write_text(json.dumps({"config": config | {"average": 0.0, "branch": "base"}}))
