@@ -156,6 +156,10 @@ def test_the_special_tokens_of_esm_have_roles_where_nothing_else_has_them():
         assert tokenizer.special.roles() == common | roles
 
 
+def test_the_unknown_token_of_unigram_has_any_name():
+    assert loaded(tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("<no>", 0.0)], 1))).special.roles() == {"unk": 1}
+
+
 @pytest.mark.parametrize("vocabulary", [{}, {"[UNK]": 0, "a": 1 << 24}, {"[UNK]": 0, "a": (1 << 32) - 1}])
 def test_a_vocabulary_that_is_empty_or_has_an_id_that_is_never_stored_is_refused(vocabulary):
     says = f"the id {1 << 24}, and ids up to {(1 << 24) - 1} can " if vocabulary.get("a") == 1 << 24 else "is empty"

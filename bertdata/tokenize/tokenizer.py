@@ -79,7 +79,10 @@ def _facts(source: Source, roles: dict[str, str], input_names: Sequence[str] | N
     if (largest := max(vocabulary.values())) >= LARGEST_VOCABULARY:
         sentence = f"the tokenizer has the id {largest}, and ids up to {LARGEST_VOCABULARY - 1} can be stored"
         raise TokenizerError(f"{sentence}; give smaller ids", "tokenizer-unreadable", option="tokenizer")
-    roles = _roles_in(vocabulary, roles, unk=getattr(library.model, "unk_token", None))
+    unk = getattr(library.model, "unk_token", None)
+    if (number := content["model"].get("unk_id")) is not None:  # of Unigram
+        unk = next((name for name, each in vocabulary.items() if each == number), None)
+    roles = _roles_in(vocabulary, roles, unk=unk)
     if lacks_template(content, roles):
         content["post_processor"] = _with_template(content.get("post_processor"), library, roles)
         source.is_as_stored = False
