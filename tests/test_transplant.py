@@ -1,5 +1,6 @@
 """bertrain transplant: what a vocabulary keeps, what it begins with, and that nothing else of the model changes."""
 
+import json
 import random
 from pathlib import Path
 
@@ -98,6 +99,19 @@ def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, 
     moved(directory, tmp_path / "new.txt", tmp_path / "again")
     again = weights_in(tmp_path / "again")
     assert all(torch.equal(again[name], tensor) for name, tensor in after.items())
+
+
+GEMMA = {"decoder": {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}}
+SPELLED = [  # part of a tokenizer, tokens, their text, and each with the space at its beginning
+    (GEMMA | {"model": {}}, "▁the ▁ri ver", "the river", [b" the", b" ri", b"ver"]),
+    ({"model": {"end_of_word_suffix": "</w>"}}, "the</w> ri ver</w>", "the river", [b" the", b"ri", b" ver"]),
+]
+
+
+@pytest.mark.parametrize(("content", "tokens", "text", "begun"), SPELLED)
+def test_a_token_has_the_space_of_its_word(content, tokens, text, begun):
+    spelling = transplant.Spelling(json.dumps(content).encode())
+    assert (spelling.text(tokens.split()), [*map(spelling.begun, tokens.split())]) == (text, begun)
 
 
 def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):

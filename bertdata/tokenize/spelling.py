@@ -20,10 +20,12 @@ class Spelling:
 
     def __init__(self, tokenizer_json: bytes) -> None:
         content = json.loads(tokenizer_json)
-        kinds = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+        kinds = json.dumps([content.get("pre_tokenizer"), content.get("decoder")], ensure_ascii=False)
         self._is_byte_level = '"ByteLevel"' in kinds
         self._has_spaces = self._is_byte_level or '"Metaspace"' in kinds or content["model"].get("type") == "Unigram"
+        self._has_spaces |= '"▁"' in kinds  # a decoder that replaces it, as Gemma's
         self._prefix: str | None = content["model"].get("continuing_subword_prefix")
+        self._suffix: str | None = content["model"].get("end_of_word_suffix")
         self._special = {token["content"] for token in content.get("added_tokens", []) if token.get("special")}
 
     def text_of(self, token: str) -> bytes:
@@ -34,9 +36,16 @@ class Spelling:
             return bytes(_BYTES[character] for character in token)
         if self._has_spaces:
             return token.replace("▁", " ").encode()
+        if self._suffix:
+            return token.removesuffix(self._suffix).encode() + b" " * token.endswith(self._suffix)
         if self._prefix and token.startswith(self._prefix):
             return token.removeprefix(self._prefix).encode()
         return f" {token}".encode()
+
+    def begun(self, token: str) -> bytes:
+        """Return the same with a space at the end, where CLIP has it, moved to the beginning, as others have it."""
+        text = self.text_of(token)
+        return b" " + text[:-1] if self._suffix and token not in self._special and text.endswith(b" ") else text
 
     def token(self, token: str) -> str:
         r"""Return a single token. Spaces become ␣, and bytes of incomplete characters are written like \xe6."""
