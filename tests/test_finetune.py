@@ -9,7 +9,7 @@ from support.commands import json_of, refused, succeeds, tuning
 from support.data import BAD, GOOD, write_labelled
 from support.disk import contents, recorded, write
 from support.runs import cannot_read, on_ranks, weights_in
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from bertrain.lab import heads, seeds
 from bertrain.lab.tasks import TASKS
@@ -148,6 +148,13 @@ def test_from_scratch_no_weight_is_that_of_the_checkpoint(source):
     assert {torch.equal(weight, saved[name]) for name, weight in queries.items()} == {False}
 
 
+def test_a_dropout_of_a_head_is_set_too(tmp_path):
+    config = AutoConfig.for_model("distilbert", dim=8, n_layers=1, n_heads=1, hidden_dim=8, vocab_size=9)
+    AutoModelForQuestionAnswering.from_config(config).save_pretrained(tmp_path)
+    model = heads.load(str(tmp_path), TASKS["qa"](), from_scratch=False, dropout=0.25)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+
+
 def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     data, out = write_labelled(tmp_path / "train.tsv", repeat=4), tmp_path / "out"
     tuned(source, data, out, "--lr", 2e-2, "--batch-size", 4, "--epochs", 4, "--freeze", "all")
@@ -158,9 +165,10 @@ def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["classification", "regression", "qa"])
-def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, name):
-    several, other = (TASKS[kind]() for kind in ("multilabel", name))
-    several.names = ["a", "b"]
+@pytest.mark.parametrize(("before", "labels"), [("multilabel", "ab"), ("classification", ["LABEL_0", "LABEL_1"])])
+def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, before, labels, name):
+    several, other = (TASKS[kind]() for kind in (before, name))
+    several.names = [*labels]
     other.names = ["a", "b"] if name == "classification" else None
     heads.load(str(source), several, from_scratch=False).save_pretrained(tmp_path / "several")
     config = heads.load(str(tmp_path / "several"), other, from_scratch=False).config
@@ -187,7 +195,7 @@ def test_a_head_for_other_labels_is_replaced(source, command, tmp_path):
     saved, config = weights_in(seed), json.loads((seed / "config.json").read_text())
     names = [name for name in saved if name.startswith("bert.")]
     for known, wanted, order in HEADS:
-        known = dict(enumerate(known))
+        known = dict(reversed([*enumerate(known)]))  # a file may have any order
         (seed / "config.json").write_text(json.dumps(config | {"id2label": known, "label2id": {}}))
         model = heads.load(str(seed), classes(*wanted), from_scratch=False)
         assert torch.equal(model.classifier.weight, saved["classifier.weight"]) == (order is not None)

@@ -216,7 +216,7 @@ GOOD_FILES = [  # task, end of the file's name, columns, contents, examples as (
     ("coreference", ".json", CHOICE, rows(wsc("他说老王来了", "老王", "他", "x")), ("[他]说_老王_来了", None, "x")),
     ("coreference", ".jsonl", CHOICE, rows(OF_BOARD), ("_The board_ met him. [he] left", None, "true")),
     ("copa", ".jsonl", {}, rows(COPA | {"question": "effect", "label": 1}), ("salt", EFFECTS, 1)),
-    ("multirc", ".jsonl", {}, rows(multirc(0, True), multirc(1.0)), *OF_RIVER),
+    ("multirc", ".jsonl", {"other": "x"}, rows(multirc(0, True), multirc(1.0)), *OF_RIVER),
     ("copa", ".jsonl", SKIP, rows(COPA, COPA | NO_LABEL, COPA | {"question": "why"}), ("salt", CAUSES, 0)),
     ("wic", ".jsonl", SKIP, rows(WIC, WIC | NO_LABEL, WIC | {"start1": None}), ("[light] it", "the [light]", False)),
     ("choice", ".jsonl", CHOICE | SKIP, rows(ASKED[0] | {"choices": []}, *ASKED[:1], NO_LABEL), ("a", ["b", "c"], 1)),

@@ -24,8 +24,8 @@ from bertrain.speed import has_bf16
 LENGTH = 128  # default row length in tokens
 ROWS = 64  # largest number of rows in a batch for evaluation
 _DROPOUT = re.compile(
-    r"((attention|classifier|cls|embedding|mlp|seq_classif|summary_(fir|la)st)_)?dropout"
-    r"|(attention_probs|classifier|hidden)_dropout_prob"
+    r"((attention|classifier|cls|embedding|mlp|qa|seq_classif|summary_(fir|la)st)_)?dropout"
+    r"|(attention_probs|classifier|hidden)_dropout_prob|(embd|resid)_pdrop"
 )
 """The names of dropout probabilities of encoders and classification heads, in configurations of all families."""
 
@@ -86,7 +86,7 @@ def _labels(directory: str, task: Task) -> list[str]:
     else:
         model, missing = _with_head(directory, task, "checkpoint", ignore_mismatched_sizes=True)
         has_head = all(name.startswith(f"{model.base_model_prefix}.") for name in missing)
-    return [*config.id2label.values()] if has_head else []
+    return [name for _, name in sorted(config.id2label.items())] if has_head else []  # a file has them in any order
 
 
 def take_order(directory: str, task: Task) -> list[str]:
@@ -171,7 +171,7 @@ def teacher(directory: str, task: Task, name: str) -> Reader:
     name: the name of the task.
     """
     model, missing = _with_head(directory, task, "teacher")
-    known, several = [*(model.config.id2label or {}).values()], "multi_label_classification"
+    known, several = [name for _, name in sorted((model.config.id2label or {}).items())], "multi_label_classification"
     wanted = task.names or known[: task.num_labels]  # the label of a regression may have any name
     is_other = (model.config.problem_type == several) != (task.problem_type == several)
     if missing or sorted(known) != sorted(wanted) or is_other:

@@ -104,7 +104,7 @@ class Task:
 
     def __init__(self, columns: Columns = DEFAULT) -> None:
         text, other, label, self.separator, self.skip = columns
-        others = {"other": other or self.second} if other or self.second else {}
+        others = {"other": other or self.second} if (other or self.second) and not self.fixed else {}
         self.roles = {"text": text} | others | {"label": label} | {**self.fixed}
         """The columns of a table that must have values, by their role: the name of an option, or of the column."""
 
@@ -163,9 +163,8 @@ class Task:
 
     def config(self) -> dict[str, Any]:
         """Return the entries of the model's configuration about the labels."""
-        numbered = dict(enumerate(self.names or [f"LABEL_{number}" for number in range(self.num_labels)]))
-        names = {"id2label": numbered, "label2id": {v: k for k, v in numbered.items()}}
-        return {"num_labels": len(numbered), "problem_type": self.problem_type, **names}
+        labels = dict(enumerate(self.names or [f"LABEL_{number}" for number in range(self.num_labels)]))
+        return {"problem_type": self.problem_type, "id2label": labels, "label2id": {v: k for k, v in labels.items()}}
 
     def keeps(self, known: Sequence[str]) -> bool:
         """Return whether a head for these labels is usable for this task, and adopt their order if it is.
