@@ -16,6 +16,7 @@ import itertools
 import json
 import re
 import shutil
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,15 +45,15 @@ from bertrain.options import COUNT, COUNT_OR_0, SHARE, TEXT, Options, option
 from bertrain.ranks import LONGEST_WAIT, World, world
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
-WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
-"""Words that may be replaced: a Chinese character; or a run of letters, unless a digit, underscore, apostrophe or
-Chinese character is next to it. So neither half of don't is a word.
+_MARKS = "".join(each for each in map(chr, range(0x300, 0x10000)) if unicodedata.category(each)[0] == "M")
+WORD = re.compile(rf"[{_HAN}]|(?<![\w'’{_MARKS}])[^\W\d_{_HAN}](?:[^\W\d_{_HAN}]|[{_MARKS}])*(?![\w'’{_MARKS}])")
+"""Words that may be replaced: a Chinese character; or a run of letters and their marks, such as the vowels of Hindi,
+unless a digit, underscore, apostrophe or Chinese character is next to it. So neither half of don't is a word.
 """
 MOST_VECTORS = 100_000  # words to read from a file of vectors, which begins with the most frequent words
 LONGEST_LINE = 1 << 20  # bytes: a word and its numbers
 TEXTS = 1024  # different texts in one part; finished parts are kept after a stop
 QUERIES = 256  # words to compare with all vectors at once
-NONE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +174,12 @@ class Proposer:
     def propose(self, texts: Sequence[str]) -> np.ndarray:
         """Return proposals for all words of the texts (WORD), in order: int32 [words, most].
 
-        Rows are filled up with NONE. Words beyond the longest row, and words that begin or end inside a token, have no
+        Rows are filled up with -1. Words beyond the longest row, and words that begin or end inside a token, have no
         proposals. Each different masked row goes through the model once. Rows of one length form a batch, so there is
         no padding.
         """
         words, masked, others = self._grouped(texts)
-        proposals = np.full((len(words), self._most), NONE, np.int32)
+        proposals = np.full((len(words), self._most), -1, np.int32)
 
         def keep(numbers: list[int], best: list[int]) -> None:
             for number in numbers:
@@ -258,7 +259,7 @@ def _parts(items: Sequence[Any], size: int) -> Iterator[Any]:
 def replaced(text: str, proposals: np.ndarray, words: list[str], share: float, draw: np.random.Generator) -> str:
     """Return a text in which each word with proposals, int [words, most], is replaced with probability `share`."""
     chances, choices = draw.random((2, len(proposals)))
-    counts = (proposals != NONE).sum(1)
+    counts = (proposals != -1).sum(1)
     parts, end = [], 0
     for number, word in enumerate(WORD.finditer(text)):
         if counts[number] and chances[number] < share:
@@ -314,7 +315,7 @@ class _Rows:
     def write(self) -> None:
         """Write --out, and remove the parts. Print a summary."""
         parts, options = [np.lib.format.open_memmap(path, mode="r") for path in self.parts], self.options
-        num_known, num_copies = sum(int((part[:, 0] != NONE).sum()) for part in parts), 0
+        num_known, num_copies = sum(int((part[:, 0] != -1).sum()) for part in parts), 0
 
         def proposals(text: str) -> np.ndarray:
             number = self.numbers[text]
