@@ -114,7 +114,7 @@ def train_tokenizer(
     """Train a tokenizer on at most 100 MiB of the text, and write tokenizer.json and its config to `out`.
 
     inputs: as in `build`, but no iterable; [] for a vocabulary that is the same for every text. text: by default every
-    line is a document; sentences, words, dedup, shard_size and max_documents have no effect. say, progress: as in
+    line is a document; sentences, words, dedup and shard_size have no effect. say, progress: as in
     `build`. The same inputs give the same tokenizer, with any number of threads. Raises UsageError, InputError or
     BuildError.
     """

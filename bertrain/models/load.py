@@ -114,7 +114,7 @@ def check_runs(model: PreTrainedModel, *, length: int) -> list[str]:
         logits = model.eval()(input_ids=ids).logits
         if logits.shape != (*ids.shape, config.vocab_size):
             raise ValueError(f"{ids.numel()} ids give logits of shape {list(logits.shape)}")
-        compared = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(COMPARED)[None])
+        compared = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(ids.numel())[None, :COMPARED])
         if not torch.allclose(compared, logits[:, :COMPARED], rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ValueError("the head in FAMILIES gives different logits than the model (docs/extending.md)")
         ids[0, 1] += 1
