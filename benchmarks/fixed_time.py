@@ -4,14 +4,15 @@
 
 Both get the same text, tokenizer, architecture (`small_modernbert`), implementation of attention, settings of malloc
 and dtype (bf16; fp32 on processors without bf16), and their time begins with the raw text. Both run in one process on
-all cores. Both are compiled; compiling, the start of processes and checkpoints do not
-count for either. Ours: bertdata build, then pretrain with the recipe RECIPE and as many steps as fit into the rest of
-the minutes, as bertrain doctor measures; trained_s of the figures is the time that they took.
-The other: `datasets` tokenizes and groups the text as run_mlm.py does, then transformers' Trainer with its
+all cores. Both are compiled, and both heads compute only masked positions; compiling, the start of processes (but of
+our build) and checkpoints do not count for either. Ours: bertdata build, then pretrain with the recipe RECIPE and as
+many steps as fit into the rest of the minutes, as bertrain doctor measures; trained_s of the figures is the time that
+they took. The other: `datasets` tokenizes and groups the text as run_mlm.py does, then transformers' Trainer with its
 DataCollatorForLanguageModeling trains as many steps as the minutes allow by trials of 10 and 30 steps, compiled or not,
-whichever gives more. Its recipe is run_mlm's: AdamW, a linear schedule, 15 % of the tokens masked independently. But
-its peak rate is 2e-3, as that of run_mlm, 5e-5, suits fine-tuning, with a warm-up and 128 rows a step. "ours, same
-recipe" trains as many steps with that recipe (SAME) from the same initial weights, so that only the engine differs.
+whichever gives more. Its recipe is that of run_mlm.py: AdamW, a linear schedule, 15 % of the tokens masked
+independently. But its peak rate is 2e-3, as that of run_mlm.py, 5e-5, suits fine-tuning, with a warm-up and 128 rows a
+step. "ours, same recipe" trains as many steps with that recipe (SAME) from the same initial weights, so that only the
+engine differs.
 
 All are then scored alike: masked loss as bits a byte on the same held-out shards. The script trains on the held-out
 documents too, as it gets all of the text. With --seeds N all are trained N times from the same shards and rows.
@@ -41,6 +42,8 @@ from environments import python_of
 from bertrain.evaluate import EVALUATED_SAMPLES
 
 LENGTH, LR = 64, 2e-3  # LR: of the script
+TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 192}
+TINY |= {"layer_types": ["sliding_attention", "full_attention"]}
 RECIPE = "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1"  # docs/recipes.md
 RECIPE += " --weight-decay 0.1 --global-batch-size 32 --mlm-probability 0.3"
 SAME = f"--optimizer adamw --lr {LR} --beta2 0.98 --epsilon 1e-6 --weight-decay 0.01 --clip-norm 1 --schedule linear"
@@ -49,11 +52,12 @@ ON_GPU = torch.cuda.is_available()
 PRECISION = "bf16" if ON_GPU or has_bf16() else "fp32"
 ATTENTION = "eager" if PRECISION == "bf16" and not ON_GPU else "sdpa"  # what ours takes
 PREPARE = """
-import os, sys
+import os, sys, time
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 from itertools import chain
 from datasets import load_dataset
 from transformers import AutoTokenizer
+start = time.perf_counter()
 corpus, name, out, length = sys.argv[1:4] + [int(sys.argv[4])]
 tokenizer = AutoTokenizer.from_pretrained(name)
 text = load_dataset("text", data_files=corpus, sample_by="paragraph", split="train", cache_dir=out + "/cache")
@@ -63,7 +67,8 @@ def group(rows):
     total = len(joined["input_ids"]) // length * length
     return {k: [v[i : i + length] for i in range(0, total, length)] for k, v in joined.items()}
 tokens = text.map(encode, batched=True, num_proc=2, remove_columns=["text"])
-tokens.map(group, batched=True, num_proc=2).save_to_disk(out + "/rows")
+tokens.map(group, batched=True, num_proc=2).save_to_disk(out + "/rows", num_proc=2)
+print(time.perf_counter() - start)
 """
 TRAIN = """
 import json, os, shutil, sys
@@ -76,7 +81,7 @@ torch.manual_seed(int(seed))
 tokenizer = AutoTokenizer.from_pretrained(name)
 values = json.loads(config)
 values.pop("model_type")
-model = ModernBertForMaskedLM(ModernBertConfig(**values))
+model = ModernBertForMaskedLM(ModernBertConfig(**values, sparse_prediction=True))  # logits of masked positions
 model.save_pretrained(out + "/initial")
 model.set_attn_implementation(attention)
 arguments = TrainingArguments(
@@ -141,11 +146,9 @@ def ours(scratch: Path, name: str, recipe: str, seed: int, eager: bool, eval_eve
 
 
 def group(python: str, corpus: str, tokenizer: str, scratch: Path) -> float:
-    """The script's rows. Returns seconds."""
-    start = time.perf_counter()
-    run([python, "-c", PREPARE, corpus, tokenizer, str(scratch), str(LENGTH)])
+    """The script's rows. Returns seconds, without its imports."""
     (scratch / "train.py").write_text(TRAIN)
-    return time.perf_counter() - start
+    return float(run([python, "-c", PREPARE, corpus, tokenizer, str(scratch), str(LENGTH)]).split()[-1])
 
 
 def script(
@@ -180,11 +183,12 @@ def fitting(python: str, scratch: Path, rows: int, seconds: float, tokenizer: st
 @click.option("--minutes", default=10.0, show_default=True)
 @click.option("--seeds", default=1, show_default=True)
 @click.option("--eager", is_flag=True, help="Compile neither.")
+@click.option("--tiny", is_flag=True, help="A model of 2 layers and width 128.")
 @click.option("--rows", default=128, show_default=True, help="Of a step of the script.")
 @click.option("--eval-every", default=0, show_default=True, help="Steps of ours between evaluations; 0: none.")
 @click.option("--environments", "environments", type=Path, help="Makes the environment of `datasets` here.")
 def main(
-    corpus: str, tokenizer: str, minutes: float, seeds: int, eager: bool, rows: int, eval_every: int,
+    corpus: str, tokenizer: str, minutes: float, seeds: int, eager: bool, tiny: bool, rows: int, eval_every: int,
     environments: Path | None,
 ) -> None:  # fmt: skip
     python = python_of("datasets", environments) if environments else sys.executable
@@ -194,17 +198,19 @@ def main(
         options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
         options += ["--max-samples", str(EVALUATED_SAMPLES), "--json"]
         scored = json.loads(run([sys.executable, "-m", "bertrain", "evaluate", *options]).splitlines()[-1])
-        return {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
+        found = {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
+        return found | {"frequencies": round(scored["reference"]["unigram"], 4)}
 
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        (scratch / "config.json").write_text(json.dumps(small_modernbert(tokenizer)))
+        config = small_modernbert(tokenizer) | (TINY if tiny else {})
+        (scratch / "config.json").write_text(json.dumps(config))
         built, grouped = build(corpus, tokenizer, scratch), group(python, corpus, tokenizer, scratch)
         fits = fitting(python, scratch, rows, 60 * minutes - grouped, tokenizer, eager)
         how = max(fits, key=lambda name: fits[name])
-        seconds = {"ours": built, "ours, same recipe": built, "run_mlm": grouped}
+        seconds = {"ours": built, "ours, same recipe": built, "script": grouped}
         found: dict[str, Any] = {name: {"until training": round(s, 1), "seeds": []} for name, s in seconds.items()}
-        found["run_mlm"]["steps that fit"] = fits
+        found["script"]["steps that fit"] = fits
         recipe = f"{RECIPE} --model {scratch / 'config.json'}"
         doctor = [sys.executable, "-m", "bertrain", "doctor", *options_of(scratch, recipe, eager)]
         said = run([*doctor, "--out", str(scratch / "doctor"), "--steps", "1000"])
@@ -216,15 +222,15 @@ def main(
             runs = {
                 "ours": ours(scratch, "ours", recipe, seed, eager, eval_every),
                 "ours, same recipe": ours(scratch, "same", f"{same} --init {model}/initial", seed, eager, 0),
-                "run_mlm": (model, theirs),
+                "script": (model, theirs),
             }
             for name, (model, figures) in runs.items():
                 figures = figures | score(model)
                 found[name]["seeds"].append(figures)
                 print(name, seed, figures, flush=True)
-        for mine, theirs in zip(found["ours"]["seeds"], found["run_mlm"]["seeds"], strict=True):
+        for mine, theirs in zip(found["ours"]["seeds"], found["script"]["seeds"], strict=True):
             reached = (second for second, loss in mine["curve"] if loss <= theirs["loss"])
-            mine["seconds to the loss of run_mlm"] = next(reached, None)
+            mine["seconds to the loss of the script"] = next(reached, None)
     report(
         "what a fixed time is worth",
         f"{minutes} minutes, {len(os.sched_getaffinity(0))} cores, {PRECISION}, "

@@ -45,7 +45,7 @@ def batches(texts: list[str]) -> Iterator[list[str]]:
 
 
 def datasets(tokenizer: str, out: str, files: list[str]) -> None:
-    from datasets import disable_progress_bars, load_dataset
+    from datasets import Features, List, Value, disable_progress_bars, load_dataset
 
     disable_progress_bars()
     encode = tokenizer_of(tokenizer).encode_batch_fast
@@ -54,8 +54,9 @@ def datasets(tokenizer: str, out: str, files: list[str]) -> None:
         return {"ids": [one.ids for one in encode(rows["text"], add_special_tokens=False)]}
 
     text = load_dataset("text", data_files=files, sample_by="paragraph", split="train", cache_dir=f"{out}/cache")
-    rows = text.map(ids, batched=True, batch_size=BATCH, num_proc=WORKERS, remove_columns=["text"])
-    rows.save_to_disk(f"{out}/rows")
+    features = Features({"ids": List(Value("uint16"))})
+    rows = text.map(ids, batched=True, batch_size=BATCH, num_proc=WORKERS, remove_columns=["text"], features=features)
+    rows.save_to_disk(f"{out}/rows", num_proc=WORKERS)
 
 
 def count_datasets(out: str, special: dict[str, int]) -> Iterator[np.ndarray]:

@@ -5,8 +5,9 @@
 
 A batch is 256 rows in random order with 15 % of the tokens masked, as int64 `input_ids` and `labels`. Masked: ours by
 our Loader, and all others by the same vectorized lines of NumPy (`Masks`), which are the fastest that we know. By its
-own means: Megatron's by its BERTMaskedWordPieceDataset, all others by transformers' DataCollatorForLanguageModeling,
-which gets tensors: of what it takes, it is fastest with these. Unmasked: the same rows, as int64 `input_ids` alone.
+own means: Megatron's by its BERTMaskedWordPieceDataset, all others by torch_mask_tokens of transformers'
+DataCollatorForLanguageModeling, which gets the mask of special tokens; without it, a loop of Python finds them. Cold,
+opening, resuming and unmasked: the same rows without masks, as int64 `input_ids` alone.
 After writing, the rows of a batch are compared with ROWS; not Megatron's, which makes rows of its own from sentences.
 One process without workers on one core, torch with one thread. The last line is JSON; a part that fails has a reason.
 """
@@ -47,11 +48,20 @@ class Engine:
         names = {f"{name.lower()}_token": f"[{name}]" for name in ("CLS", "SEP", "PAD", "MASK", "UNK")}
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=self.tokenizer, **names)
         self.collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=SHARE)
+        self.special = torch.zeros(len(tokenizer), dtype=torch.bool)
+        self.special[tokenizer.all_special_ids] = True
 
     def collate(self, rows: list[Any]) -> Any:
-        """A batch of rows, or of dicts that hold them."""
-        ids = [torch.as_tensor(row["input_ids"] if isinstance(row, dict) else row) for row in rows]
-        return self.collator(ids) if self.masked else {"input_ids": torch.stack(ids)}
+        """A batch of rows, which are arrays or tensors, or of dicts that hold them."""
+        rows = [row["input_ids"] if isinstance(row, dict) else row for row in rows]
+        ids = np.stack(rows) if isinstance(rows[0], np.ndarray) else torch.stack(rows).numpy()
+        return self.batch(torch.from_numpy(ids.astype(np.int64, copy=False)))
+
+    def batch(self, ids: torch.Tensor) -> Any:
+        if not self.masked:
+            return {"input_ids": ids}
+        ids, labels = self.collator.torch_mask_tokens(ids, special_tokens_mask=self.special[ids])
+        return {"input_ids": ids, "labels": labels}
 
     def clear(self) -> None:
         """What must be done before a dataset is opened once more. It is not timed."""
@@ -135,9 +145,9 @@ class Collator(Engine):
         return
 
     def batches(self, skip: int = 0) -> Iterator[Any]:
-        rows = [torch.from_numpy(np.array(row)) for row in self.rows[:SIZE]]
+        ids = torch.from_numpy(np.array(self.rows[:SIZE]))
         while True:
-            yield self.collate(rows)
+            yield self.batch(ids.clone())  # it masks in place
 
 
 class Datasets(Engine):
@@ -147,7 +157,9 @@ class Datasets(Engine):
         import datasets
 
         datasets.disable_progress_bars()
-        datasets.Dataset.from_dict({"input_ids": list(self.rows)}).save_to_disk(self.at)
+        features = datasets.Features({"input_ids": datasets.List(datasets.Value("uint16"))})
+        rows = {"input_ids": list(self.rows.astype(np.uint16))}
+        datasets.Dataset.from_dict(rows, features=features).save_to_disk(self.at)
 
     def batches(self, skip: int = 0) -> Iterator[Any]:
         import datasets
@@ -161,8 +173,7 @@ class Datasets(Engine):
 
     def collate_table(self, table: Any) -> Any:
         flat = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        ids = torch.from_numpy(flat.astype(np.int64)).view(SIZE, -1)
-        return self.collator(list(ids)) if self.masked else {"input_ids": ids}
+        return self.batch(torch.from_numpy(flat.astype(np.int64)).view(SIZE, -1))
 
 
 class Stateful(Engine):
@@ -199,9 +210,9 @@ class Streaming(Stateful):
         without_pictures()
         from streaming import MDSWriter
 
-        with MDSWriter(out=self.at, columns={"input_ids": f"ndarray:int64:{self.rows.shape[1]}"}) as writer:
+        with MDSWriter(out=self.at, columns={"input_ids": f"ndarray:uint16:{self.rows.shape[1]}"}) as writer:
             for row in self.rows:
-                writer.write({"input_ids": np.array(row)})
+                writer.write({"input_ids": row.astype(np.uint16)})
 
     def open(self) -> Any:
         without_pictures()
@@ -227,10 +238,7 @@ class Litdata(Stateful):
         from litdata.streaming.item_loader import TokensLoader
 
         stored = StreamingDataset(self.at, item_loader=TokensLoader(block_size=self.rows.shape[1]), shuffle=True)
-        return StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate_rows)
-
-    def collate_rows(self, rows: list[Any]) -> Any:
-        return self.collate([row.to(torch.int64) for row in rows])
+        return StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate)
 
 
 class Datatrove(Engine):
@@ -299,7 +307,7 @@ class Megatron(Engine):
 
         stored = IndexedDataset(f"{self.at}/rows")
         if not self.masked:
-            return iter(self.loader(stored, shuffle=True))
+            return iter(self.loader(torch.utils.data.Subset(stored, range(skip * SIZE, len(stored))), shuffle=True))
         documents = np.arange(stored.document_indices.size - 1, dtype=np.int32)
         rows = BERTMaskedWordPieceDataset(stored, "rows", documents, len(self.rows) // 2, Split.train, self.config)
         return iter(self.loader(torch.utils.data.Subset(rows, range(skip * SIZE, len(rows)))))
@@ -399,9 +407,7 @@ def masked(engine: Any, seconds: float) -> dict[str, float]:
     if isinstance(engine, (Ours, Memmap)):
         return own(engine, seconds)
     engine.masked = False
-    rate = own(engine, seconds, Masks(engine.tokenizer))
-    engine.masked = True
-    return rate
+    return own(engine, seconds, Masks(engine.tokenizer))
 
 
 def memory(engine: Any, seconds: float) -> dict[str, float]:
@@ -411,7 +417,6 @@ def memory(engine: Any, seconds: float) -> dict[str, float]:
 
 def unmasked(engine: Any, seconds: float) -> dict[str, float]:
     """The same without masks."""
-    engine.masked = False
     return own(engine, seconds)
 
 
@@ -461,6 +466,7 @@ def main(what: str, name: str, rows: str, tokenizer: str, at: str, seconds: str 
     check(engine)
     gc.collect()
     for part in (cold, opening, resuming, own, memory, masked, unmasked):
+        engine.masked = part in (own, masked)
         try:
             found[part.__name__] = part(engine, float(seconds))
         except Exception as error:  # of which the table tells
