@@ -7,6 +7,7 @@ import codecs
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from functools import lru_cache
@@ -72,8 +73,17 @@ def _classes(file: str) -> dict[str, list[Any]]:
 
 
 @lru_cache
+def _lock_of_functions() -> threading.Lock:
+    """Return the one lock of functions. A global lock could not be pickled."""
+    return threading.Lock()
+
+
+@lru_cache
 def function_of(spec: str, option: str) -> Callable[[str], Any]:
-    """Return the function "module:function", or the result of the call "module:function(1, 2)". Raises UsageError."""
+    """Return the function "module:function", or the result of the call "module:function(1, 2)". Raises UsageError.
+
+    Only one thread runs a returned function at a time, and an iterator that it returns.
+    """
     module, _, call = spec.partition(":")
     name, has_arguments, arguments = call.partition("(")
     try:
@@ -91,7 +101,13 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
     if not callable(function):
         sentence = f"{option} {spec} is of type {type(function).__name__} and not a function; give module:function"
         raise UsageError(sentence, "bad-function", option=option.removeprefix("--"), given=spec)
-    return function
+
+    def one_at_a_time(text: str) -> Any:
+        with _lock_of_functions():
+            result = function(text)
+            return [*result] if isinstance(result, Iterator) else result
+
+    return one_at_a_time
 
 
 def _functions(name: str, given: Any) -> Any:

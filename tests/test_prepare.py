@@ -79,8 +79,17 @@ def test_the_first_of_equal_texts_is_kept(tmp_path, vocab, limit):
     assert dataset.manifest.settings["dedup"] is True
 
 
+RULES = """import time
+running = []
+def f(text): running.append(text); time.sleep(1e-4); assert [running.pop(), *running] == [text]; return text
+"""
+
+
 def test_a_module_that_lies_here_needs_its_directory_on_the_path(tmp_path, vocab, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    put(tmp_path / "my_rules.py", "def f(text):\n    return text\n")
+    put(tmp_path / "my_rules.py", RULES)
+    given, options = rows(tmp_path / "a.jsonl", TEXTS), {"tokenizer": vocab, "map": ["my_rules:f"], "shard_size": 300}
     with refuses("bad-function", "map", says="PYTHONPATH=. "):
-        build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer=vocab, map=["my_rules:f"])
+        build(given, tmp_path / "out", **options)
+    monkeypatch.syspath_prepend(tmp_path)
+    build(given, tmp_path / "out", workers=4, **options)  # one thread at a time runs a function

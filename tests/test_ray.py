@@ -43,9 +43,6 @@ def words(text):
 """
 
 
-# ---------------------------------------------------------------------------------------------------- without a cluster
-
-
 def test_without_the_library_or_a_cluster_one_sentence_says_so_at_once(tmp_path, corpus, vocab, monkeypatch):
     arguments = [corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray"]
     with monkeypatch.context() as hidden:
@@ -110,9 +107,6 @@ def test_what_a_node_does_not_see_is_one_sentence(job):
         lose()
         with refuses(kind, option, says=f"node {platform.node()}"):
             machines.make_task([partial(sent)], part, set())  # a new object is a new job
-
-
-# ------------------------------------------------------------------------------------------------------- on two nodes
 
 
 @pytest.fixture(scope="module")

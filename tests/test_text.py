@@ -48,9 +48,6 @@ def expected(contents, kind, shard_size):
     return documents, invalid
 
 
-# -------------------------------------------------------------------------------------------------------- plain text
-
-
 @given(CONTENTS, KINDS, BLOCK_BYTES, st.integers(1, 40), st.sampled_from([None, 1, 2, 5]), MASKS)
 @example(LONG[0], "line", 3, 300, None, 1)
 @example(LONG[1], "blank", 1 << 20, 300, None, 1)
@@ -114,9 +111,6 @@ def test_invalid_bytes_are_found_where_python_finds_them(contents):
     for content in contents:
         index = first_invalid(np.frombuffer(content + bytes(TEXT_PADDING), np.uint8), 0, len(content))
         assert (None if index < 0 else index) == reference.first_invalid(content, 0), content
-
-
-# -------------------------------------------------------------------------------------------------------- JSON lines
 
 
 HERE = Path(__file__).parent
