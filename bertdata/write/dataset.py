@@ -205,7 +205,7 @@ class _Build:
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(FinishedUnits(staging), is_pipe=is_pipe)) from None
             again = "run again with --overwrite" if part is None else f"remove {staging}, and make all parts again"
-            require_unchanged(files, again)
+            require_unchanged(files, again, staging if part is None else None)
             if part is not None:
                 made = [unit for each in parts for unit in each.units if unit in units.numbers]
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})

@@ -110,7 +110,7 @@ def import_ids(
                 items=files[0].files[0].items,
             )
         progress(total, total)
-        require_unchanged(read, "run again with --overwrite")
+        require_unchanged(read, "run again with --overwrite", staging)
         special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
         nothing = f"no document to import: there is no id in {', '.join(map(str, read))}; give ids"
         publish(staging, units, plan, loaded, special, counts, InputError(nothing, "empty", option="inputs"))

@@ -186,8 +186,9 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             require_usable(directory, overwrite=overwrite, is_new=is_new)  # a build may have ended or a pull begun
             with naming(directory):
                 yield staging
-        except Exception:  # not KeyboardInterrupt, after which the build can continue
+        except Exception as error:  # not KeyboardInterrupt, after which the build can continue
             is_begun = any(staging.glob("unit-*")) or any(staging.glob("part-*.json"))  # a part may have no units
+            is_begun |= getattr(error, "kind", "") == "other-settings"  # it is of another command
             # Without .build, files that a killed build has moved would look like foreign files.
             is_moved = not (directory / MANIFEST).exists() and any(path != staging for path in directory.iterdir())
             if part is None and not is_begun and (is_new or not is_moved):
@@ -312,10 +313,12 @@ def begin(
     return tokenizer, units
 
 
-def require_unchanged(files: Sequence[Input], advice: str) -> None:
-    """Raise InputError if an input changed since the build began."""
+def require_unchanged(files: Sequence[Input], advice: str, staging: Path | None = None) -> None:
+    """Raise InputError if an input changed since the build in `staging` began. No command continues this build."""
     files = [file for file in files if not file.is_stream]  # a pipe may no longer exist
     if changed := [file.name for file, later in zip(files, refresh_all(files), strict=True) if file != later]:
+        if staging:
+            (staging / PLAN).unlink()
         sentence = f"{changed[0]} changed while it was read; {advice} when nobody changes it"
         raise InputError(sentence, "changed", option="inputs", given=changed[0])
 
