@@ -34,9 +34,8 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
     other = _OTHERS.match(first)
     what = magic_of(first) or (other.lastgroup or "" if other else "").replace("_", "-")
     if what:
-        raise refused(
-            file, "not-text", f" is not {encoding.upper()} text, but {what}; unpack it, or correct its --format"
-        )
+        remedy = "give --encoding utf-16" if what == "UTF-16" else "unpack it, or correct its --format"
+        raise refused(file, "not-text", f" is not {encoding.upper()} text, but {what}; {remedy}")
     if num_bad := num_not_text(first):
         advice = "correct its items" if file.items else "give its --encoding"
         raise refused(file, "not-text", f" is not {encoding.upper()}: {num_bad:,} bytes are invalid; {advice}")

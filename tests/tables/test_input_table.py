@@ -269,7 +269,7 @@ INPUTS = [
             ("zip", b"PK\3\4" + bytes(26)),
             ("tar", b"a.txt" + bytes(252) + b"ustar\0" + bytes(250) + b"text"),
             ("Parquet", as_parquet(TEXTS)),
-            ("UTF-16", "text\n".encode("utf-16")),
+            ("UTF-16; give --encoding utf-16", "text\n".encode("utf-16")),
             ("UTF-16", "река".encode("utf-16")),
             ("lz4", b"\x04\x22\x4d\x18" + bytes(9)),
             ("gzip", PACK[".gz"](PACK[".gz"](b"twice"))),
