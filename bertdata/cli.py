@@ -7,6 +7,7 @@ Each command imports its modules when it runs, so `bertdata --help` starts fast.
 from __future__ import annotations
 
 import atexit
+import codecs
 import errno
 import gc
 import io
@@ -156,7 +157,8 @@ class OneSentence(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-            sys.stdout.reconfigure(errors="surrogateescape")  # paths may have any bytes
+            is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+            sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")  # paths have any bytes
         with one_sentence():
             return super().invoke(ctx)
 

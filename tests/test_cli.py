@@ -154,9 +154,10 @@ def test_names_of_any_bytes_are_printed_where_output_is_strict(tmp_path, corpus,
     """As in a locale such as en_US.UTF-8; without one, Python is not strict."""
     out = os.fsdecode(os.fsencode(tmp_path) + b"/sh\xff")
     build([corpus], out, tokenizer=vocab)
-    command, environment = [sys.executable, "-m", "bertdata", "inspect", out], {"PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True)
-    assert (done.returncode, b"sh\xff" in done.stdout) == (0, True), done.stderr
+    command = [sys.executable, "-m", "bertdata", "inspect", out]
+    for encoding, shown in (("utf-8", b"sh\xff"), ("latin-1", rb"sh\udcff")):
+        done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": f"{encoding}:strict"}, capture_output=True)
+        assert (done.returncode, shown in done.stdout) == (0, True), done.stderr
 
 
 def test_the_name_of_a_tokenizer_is_kept_and_no_part_of_what_a_dataset_is(tmp_path, corpus):
