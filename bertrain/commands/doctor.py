@@ -146,7 +146,7 @@ def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None)
         if last not in (entry.get("step") for entry in log if "trained_s" in entry):
             return
         clock = json.loads((Path(out) / "run.json").read_text())["clock"]
-        saved = sum(path.stat().st_size for path in (checkpoint.newest(Path(out))[0] or Path(out)).iterdir())
+        saved = sum(path.stat().st_size for path in (checkpoint.newest(Path(out))[0] or Path(out)).rglob("*"))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
