@@ -74,15 +74,18 @@ def _classes(file: str) -> dict[str, list[Any]]:
 
 @lru_cache
 def _lock_of_functions() -> threading.Lock:
-    """Return the one lock of functions. A global lock could not be pickled."""
+    """Return the lock that a thread holds while it runs a function of the user. A global lock cannot be pickled."""
     return threading.Lock()
+
+
+_lock_of_functions()  # creates it: two threads with the first call could get two locks
 
 
 @lru_cache
 def function_of(spec: str, option: str) -> Callable[[str], Any]:
     """Return the function "module:function", or the result of the call "module:function(1, 2)". Raises UsageError.
 
-    Only one thread runs a returned function at a time, and an iterator that it returns.
+    Only one thread at a time runs the function, or the iterator that it returns.
     """
     module, _, call = spec.partition(":")
     name, has_arguments, arguments = call.partition("(")

@@ -108,10 +108,10 @@ SPELLED = [  # part of a tokenizer, tokens, their text, and each with the space 
 ]
 
 
-@pytest.mark.parametrize(("content", "tokens", "text", "begun"), SPELLED)
-def test_a_token_has_the_space_of_its_word(content, tokens, text, begun):
+@pytest.mark.parametrize(("content", "tokens", "text", "each"), SPELLED)
+def test_a_token_has_the_space_of_its_word(content, tokens, text, each):
     spelling = transplant.Spelling(json.dumps(content).encode())
-    assert (spelling.text(tokens.split()), [*map(spelling.begun, tokens.split())]) == (text, begun)
+    assert (spelling.text(tokens.split()), [*map(spelling.text_after_space, tokens.split())]) == (text, each)
 
 
 def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):

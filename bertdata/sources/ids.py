@@ -357,7 +357,7 @@ def write_parquet(file: IO[bytes], documents: Iterable[tuple[NDArray[Any], NDArr
     with pq.ParquetWriter(file, schema) as writer:
         for ids, offsets in documents:
             if offsets[-1] >= 2**31:
-                sentence = f"a document has {offsets[-1]:,} ids, and a list of Parquet has less than 2**31"
+                sentence = f"a document has {offsets[-1]:,} ids, and a list of Parquet holds fewer than 2**31"
                 raise InputError(f"{sentence}; import shorter documents, with an end token", "too-large")
             lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids.astype(np.int32)))
             writer.write_table(pa.table([lists], schema=schema), row_group_size=max(1, len(lists)))

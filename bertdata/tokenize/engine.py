@@ -261,6 +261,9 @@ def _one_at_a_time() -> threading.Lock:
     return threading.Lock()
 
 
+_one_at_a_time()  # creates it: two threads with the first call could get two locks
+
+
 def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int64]]:
     """Return the ids of each text from `encoded_by`."""
     return [np.array(encoding.ids, np.int64) for encoding in encoded_by(library, texts)]

@@ -42,8 +42,8 @@ class Spelling:
             return token.removeprefix(self._prefix).encode()
         return f" {token}".encode()
 
-    def begun(self, token: str) -> bytes:
-        """Return the same with a space at the end, where CLIP has it, moved to the beginning, as others have it."""
+    def text_after_space(self, token: str) -> bytes:
+        """Return the text of a token as `text_of`, but with the space of a word in front of it, also for CLIP."""
         text = self.text_of(token)
         return b" " + text[:-1] if self._suffix and token not in self._special and text.endswith(b" ") else text
 

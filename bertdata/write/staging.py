@@ -165,8 +165,9 @@ class FinishedUnits:
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
     """Make and lock the directory .build of a dataset. All parts share the directory, and each has its own lock.
 
-    A failure removes .build, unless a unit or a part is finished or publication has begun. Raise BuildError if another
-    process holds the lock, or if the dataset's directory holds a dataset (without `overwrite`) or other files.
+    A failure removes .build, unless it is of another command, a unit or a part is finished, or publication has begun.
+    Raise BuildError if another process holds the lock, or if the dataset's directory holds a dataset (without
+    `overwrite`) or other files.
     """
     staging = directory / STAGING
     require_usable(directory, overwrite=overwrite, is_new=not staging.exists())

@@ -53,7 +53,7 @@ def pieces(old: LoadedTokenizer, new: LoadedTokenizer) -> tuple[list[list[int]],
 def _texts(tokenizer: LoadedTokenizer) -> list[bytes]:
     """Return the text that each id adds."""
     spelling = Spelling(tokenizer.files[TOKENIZER])
-    return [spelling.begun(tokenizer.spell(number)) for number in range(tokenizer.special.vocab_size)]
+    return [spelling.text_after_space(tokenizer.spell(number)) for number in range(tokenizer.special.vocab_size)]
 
 
 def _cut(text: bytes, by_text: dict[bytes, int], longest: int) -> list[int]:
