@@ -65,7 +65,7 @@ KINDS = ["text", "text", "gzip", "parquet", "jsonl", "text", "arrow", "parquet",
 @pytest.fixture
 def job(tmp_path, vocab, monkeypatch):
     """What a task gets of an unfinished build of several units, none of which is made; the part; text and attempts."""
-    text, attempts = put(tmp_path / "text", make_text(120)), tmp_path / "out" / ".build" / "attempts-1"
+    text, attempts = put(tmp_path / "text", "\r" * 2000 + make_text(120)), tmp_path / "out" / ".build" / "attempts-1"
     attempts.mkdir(parents=True)
     encoder = TextEncoder(load(vocab), Shares(), plan_of([text], documents="line", shard_size=4000))
     monkeypatch.setattr("ray.get", lambda reference: reference())
@@ -76,19 +76,20 @@ def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
     """It stands still before a file is moved, another attempt makes all, and then it continues."""
     sent, part, _, attempts = job
     staging, real = attempts.parent, os.replace
-    records = machines.make_task(sent, part, set())
+    records, [warning] = machines.make_task(sent, part, set())
+    assert "end with CR alone" in warning
     expected = {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
     others = iter(range(1))
 
     def replace(source, target):
         if Path(target).parent == staging and next(others, None) is not None:
-            assert machines.make_task(sent, part, set()) == records
+            assert machines.make_task(sent, part, set())[0] == records
         return real(source, target)
 
     with patch.object(os, "replace", replace):
-        assert machines.make_task(sent, part, set()) == records
+        assert machines.make_task(sent, part, set())[0] == records
     assert {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()} == expected
-    assert [record.unit for record in machines.make_task(sent, part, {0, 1})] == [2]
+    assert [record.unit for record in machines.make_task(sent, part, {0, 1})[0]] == [2]
     with before_rename(".json", Mock(side_effect=MemoryError)), pytest.raises(MemoryError):
         machines.make_task(sent, part, set())
     assert not list(attempts.iterdir())

@@ -297,20 +297,23 @@ def encode_on_cluster(
         results = (make.remote(job, part, units.numbers.intersection(part.units)) for part in missing)
         running = deque(islice(results, workers))
         for part in missing:
-            for record in _result(running.popleft()):
+            records, warnings = _result(running.popleft())
+            encoder.form.warnings.update(warnings)
+            for record in records:
                 units.add(record)
             running.extend(islice(results, 1))
             done += part.size
             progress(int(done))
 
 
-def _result(reference: Any) -> list[UnitRecord]:
+def _result(reference: Any) -> tuple[list[UnitRecord], set[str]]:
     """Return the result of a task. Raises the error of the task as if it had run in this process."""
     import ray
     from ray.exceptions import RayError
 
     try:
-        return list(ray.get(reference))
+        records, warnings = ray.get(reference)
+        return records, warnings
     except RayError as error:
         problem: BaseException = getattr(error, "cause", None) or error
     if isinstance(problem, BertdataError | OSError | MemoryError):
@@ -345,8 +348,8 @@ def _received(job: Any) -> tuple[TextEncoder, Path]:
     return encoder, attempts
 
 
-def make_task(job: list[Any], part: Part, finished: set[int]) -> list[UnitRecord]:
-    """Make the unfinished units of a part. Return the records of the units that have documents.
+def make_task(job: list[Any], part: Part, finished: set[int]) -> tuple[list[UnitRecord], set[str]]:
+    """Make the unfinished units of a part. Return the records of the units that have documents, and warnings.
 
     job: a list with one reference: Ray would load a bare reference again for each task.
     """
@@ -359,4 +362,4 @@ def make_task(job: list[Any], part: Part, finished: set[int]) -> list[UnitRecord
     except InputError as error:
         raise InputError(f"node {platform.node()}: {error}", error.kind, option="inputs", given=error.given) from None
     make_units([part], encoder, attempts.parent, finished, records.append, workers=1, apart=attempts)
-    return records
+    return records, encoder.form.warnings
