@@ -76,12 +76,15 @@ Sources = Sequence[tuple[Dataset, float]]
 """The datasets of --data, with their weights."""
 
 
-def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
+def micro_batches(
+    batch: Batch, *, size: int, count: int, device: torch.device, flat: bool = False
+) -> Iterator[MicroBatch]:
     """Yield exactly `count` micro-batches of at most `size` rows, as arguments of Learner.
 
     Ranks may differ by one row. After the last row of a rank, micro-batches have one filler row, without targets and
     with sample_ids −1, so that every rank runs the same number of passes. On GPUs whose attention kernel needs it,
-    packed rows have cu_seqlens, int32, and always an attention_mask.
+    packed rows have cu_seqlens, int32, and always an attention_mask. flat: give the targets of all rows as one row
+    [1, N] without unused slots, and count masked_positions from the first row.
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sources"}
     for number in range(count):
@@ -97,6 +100,11 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
         if "position_ids" in piece and has_kernel(device):
             piece["cu_seqlens"] = cu_seqlens_of(piece["position_ids"])
             piece.setdefault("attention_mask", torch.ones_like(piece["input_ids"]))  # else torch compiles two graphs
+        used = piece["targets"] != IGNORE_INDEX
+        if flat and used.any():
+            first = torch.arange(len(used)).unsqueeze(1) * batch.input_ids.shape[1]  # of each row
+            piece["masked_positions"] = (piece["masked_positions"] + first)[used].unsqueeze(0)
+            piece["targets"] = piece["targets"][used].unsqueeze(0)
         yield {name: to_device(array, device) for name, array in piece.items()}
 
 

@@ -120,6 +120,8 @@ class Learner(Encoder):
         super().__init__(model, isolate=isolate)
         self.objectives = cast(Any, torch.nn.ModuleDict(objectives))
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())
+        self.takes_flat = {MaskedTokens, NextSentences}.issuperset(map(type, objectives.values()))
+        """Whether the targets of a micro-batch may be one row, as `micro_batches` makes them with `flat`."""
         is_tied = getattr(model.config, "tie_word_embeddings", True)
         trained = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
         self.sizes = {name.removeprefix("model."): parameter.numel() for name, parameter in trained}

@@ -182,7 +182,7 @@ class Pretraining:
         gc.collect()
         gc.freeze()  # the objects of a run live until its end, so the garbage collector can skip them
         loader = self.stream.loader
-        self.clock.start(trainer.learner.model, loader.length, loader.num_slots)
+        self.clock.start(trainer.learner.model, loader.length, phase.masking.quota(loader.length))
         while True:
             if not signals.stopped and self.evaluator.is_due(state.step, report.last_evaluation):
                 self._evaluate(signals)

@@ -317,7 +317,8 @@ class Trainer:
         for method in self.methods:
             method.begin_step(step, phase, self.learner)
         self._seed(step)
-        for place, piece in enumerate(micro_batches(batch, size=size, count=number, device=device), 1):
+        flat = self.learner.takes_flat and not self.compiles  # fewer targets; compiled steps need equal shapes
+        for place, piece in enumerate(micro_batches(batch, size=size, count=number, device=device, flat=flat), 1):
             if not self._has_buckets:
                 self._lay_buckets(module, piece, scale, step)
             self.sums.add(self.add_gradients(module, piece, scale, is_last=place == number))

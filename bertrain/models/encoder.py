@@ -316,7 +316,12 @@ class Encoder(Module):
 
 
 def _at(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the states [B, K, H] at positions, int64 [B, K]. states: [B, T, H]."""
+    """Return the states [B, K, H] at positions, int64 [B, K]. states: [B, T, H].
+
+    Positions [1, N] with more rows of states count from the first row; the result is [1, N, H].
+    """
+    if len(positions) < len(states):
+        states = states.flatten(0, 1).unsqueeze(0)
     return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 

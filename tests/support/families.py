@@ -96,9 +96,9 @@ def model_of(config, dataset=None, **options):
     return new_model(config, special, **{"length": 32, "seed": 0} | options)[0]
 
 
-def pieces_of(batch, *, size=1 << 20, count=1, device="cpu"):
+def pieces_of(batch, *, size=1 << 20, count=1, device="cpu", flat=False):
     """The micro-batches of a batch on a device; all rows are in the first unless a size is given."""
-    return [*micro_batches(batch, size=size, count=count, device=torch.device(device))]
+    return [*micro_batches(batch, size=size, count=count, device=torch.device(device), flat=flat)]
 
 
 def four_rows(dataset, first=0, *, device="cpu", **options):
