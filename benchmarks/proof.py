@@ -25,8 +25,11 @@ ROWS = {  # a row of README → what the names of its rows in comparison.json co
     },
     "the same text again, warm": {"tokenizing, GPT-2, warm": "GPT-2", "tokenizing, Llama 3, warm": "Llama 3"},
     "masked batches on one core, others with the same NumPy masks": {"masked batches, others by the same NumPy": ""},
+    "masked batches, others with their own masks": {"masked batches, others by their own means": ""},
     "the same without masks": {"batches without masks": ""},
     "training step, fp32 on CPUs": {"training step, fp32": ""},
+    "raw text to the same steps of a script like run_mlm.py": {"the same steps of a script": ""},
+    "raw text to the script's loss, each by its recipe": {"time to the script's loss": ""},
 }
 
 
