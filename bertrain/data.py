@@ -88,7 +88,8 @@ def micro_batches(
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sources"}
     for number in range(count):
-        piece = {name: array[number * size : (number + 1) * size] for name, array in arrays.items()}
+        rows = slice(number * size, (number + 1) * size)
+        piece = {name: array[rows] for name, array in arrays.items()}
         if piece["input_ids"].shape[0] == 0:
             piece = {name: torch.zeros((1, *array.shape[1:]), dtype=array.dtype) for name, array in arrays.items()}
             piece["sample_ids"] -= 1
@@ -100,11 +101,11 @@ def micro_batches(
         if "position_ids" in piece and has_kernel(device):
             piece["cu_seqlens"] = cu_seqlens_of(piece["position_ids"])
             piece.setdefault("attention_mask", torch.ones_like(piece["input_ids"]))  # else torch compiles two graphs
-        used = piece["targets"] != IGNORE_INDEX
-        if flat and used.any():
-            first = torch.arange(len(used)).unsqueeze(1) * batch.input_ids.shape[1]  # of each row
-            piece["masked_positions"] = (piece["masked_positions"] + first)[used].unsqueeze(0)
-            piece["targets"] = piece["targets"][used].unsqueeze(0)
+        positions, targets = batch.masked_positions[rows], batch.targets[rows]
+        if flat and (used := targets != IGNORE_INDEX).any():
+            first = np.arange(len(used))[:, None] * batch.input_ids.shape[1]  # of each row
+            piece["masked_positions"] = torch.from_numpy((positions + first)[used][None])
+            piece["targets"] = torch.from_numpy(targets[used][None])
         yield {name: to_device(array, device) for name, array in piece.items()}
 
 
